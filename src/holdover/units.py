@@ -1,0 +1,53 @@
+"""Bytes as people write them, and rounding that says which way it goes."""
+
+from __future__ import annotations
+
+import re
+
+from holdover.errors import ConfigError
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {
+    "": 1, "B": 1,
+    "K": 2**10, "KIB": 2**10, "KB": 10**3,
+    "M": 2**20, "MIB": 2**20, "MB": 10**6,
+    "G": 2**30, "GIB": 2**30, "GB": 10**9,
+    "T": 2**40, "TIB": 2**40, "TB": 10**12,
+}  # fmt: skip
+_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str, field: str = "size") -> int:
+    """Parse "256MiB", "1.5GB" or "1048576" (binary for KiB/K, decimal for KB) to bytes."""
+    match = _PATTERN.fullmatch(text)
+    factor = _FACTORS.get(match.group(2).upper()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(field, f"{text!r} is not a size; write it as 256MiB, 2GiB or 500MB")
+    return int(float(match.group(1)) * factor) if "." in match.group(1) else int(
+        match.group(1)
+    ) * factor
+
+
+def format_bytes(n_bytes: int) -> str:
+    """Format for reading: 368640 -> "360.0 KiB". Exact counts belong beside it, not in it."""
+    value = float(n_bytes)
+    for unit in _BINARY:
+        if abs(value) < 1024 or unit == _BINARY[-1]:
+            return f"{n_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return ceil_div(value, multiple) * multiple
+
+
+def exact_div(numerator: int, denominator: int) -> int:
+    """Divide where a remainder would be a bug."""
+    quotient, remainder = divmod(numerator, denominator)
+    assert remainder == 0, f"{numerator} is not a multiple of {denominator}"
+    return quotient
