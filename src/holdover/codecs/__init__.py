@@ -1,0 +1,1 @@
+"""How a plane row becomes bytes: one file per codec, found by its name."""

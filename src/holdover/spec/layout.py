@@ -1,0 +1,196 @@
+"""Where every element of a block lies: the only byte arithmetic in the project.
+
+    sector   | block | block | block | remainder      lent to one group at a time
+    block    | layer 0: k fields, v fields | layer 1: ... |    all layers of the group
+    field    elements in the codec's order, starting at a multiple of ALIGNMENT bytes
+
+Planner, arena, manager, kernels, disk records and fingerprints read these objects; none of them
+multiplies heads by dims again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+from holdover.spec.dtypes import DType
+from holdover.spec.groups import CacheSpec, Group
+from holdover.spec.layers import Plane
+from holdover.spec.residency import live_tokens, peak_blocks
+from holdover.units import ceil_div, round_up
+
+ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array that a codec keeps per block, layer and plane; `axes` names its element order.
+
+    `shape` follows `axes`, C-contiguous; axis names are "head", "token", "dim" or a part of one,
+    for example ("head", "dim_pair", "token", "pair").
+    """
+
+    name: str
+    dtype: DType
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.item_bytes
+
+
+class FieldCodec(Protocol):
+    """The part of a codec that a layout needs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]: ...
+
+
+CodecChoice = Callable[[int, Plane], FieldCodec]
+"""Codec for a (layer, plane); keys and values, and single layers, may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedField:
+    """A field of one layer and plane at its byte offset in the block."""
+
+    layer: int
+    plane: str
+    codec: str
+    field: Field
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """One block of a group: every field of every layer, and the bytes of alignment between them."""
+
+    group: Group
+    block_tokens: int
+    fields: tuple[PlacedField, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, group: Group, block_tokens: int, codec_for: CodecChoice) -> BlockLayout:
+        placed: list[PlacedField] = []
+        offset = 0
+        for layer in group.layers:
+            for plane in group.planes:
+                codec = codec_for(layer, plane)
+                for field in codec.fields(plane, block_tokens):
+                    placed.append(PlacedField(layer, plane.name, codec.name, field, offset))
+                    offset = round_up(offset + field.nbytes, ALIGNMENT)
+        return cls(group, block_tokens, tuple(placed), offset)
+
+    @property
+    def payload_nbytes(self) -> int:
+        return sum(placed.field.nbytes for placed in self.fields)
+
+    @property
+    def padding_nbytes(self) -> int:
+        return self.nbytes - self.payload_nbytes
+
+    def fields_of(self, layer: int, plane: str) -> tuple[PlacedField, ...]:
+        found = tuple(p for p in self.fields if p.layer == layer and p.plane == plane)
+        assert found, f"group {self.group.index} stores no plane {plane!r} of layer {layer}"
+        return found
+
+    def logical_bytes(self, n_tokens: int) -> int:
+        """Bytes of `n_tokens` live tokens by the formula, without block rounding or padding."""
+        return ceil_div(n_tokens * self.payload_nbytes, self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """All groups' blocks and the sector they are cut from."""
+
+    spec: CacheSpec
+    blocks: tuple[BlockLayout, ...]
+    sector_bytes: int
+    blocks_per_sector: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: CacheSpec, codec_for: CodecChoice) -> CacheLayout:
+        blocks = tuple(BlockLayout.of(g, spec.block_tokens, codec_for) for g in spec.groups)
+        sector_bytes = _choose_sector_bytes([b.nbytes for b in blocks])
+        return cls(spec, blocks, sector_bytes, tuple(sector_bytes // b.nbytes for b in blocks))
+
+    @property
+    def remainder_bytes(self) -> tuple[int, ...]:
+        """Bytes of a sector that each group cannot use."""
+        return tuple(self.sector_bytes % block.nbytes for block in self.blocks)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Equal for two layouts exactly when a block of one can be read as a block of the other."""
+        parts = [f"holdover-layout-1 block_tokens={self.spec.block_tokens}"]
+        for block in self.blocks:
+            parts.append(f"group {block.group.residency!r} nbytes={block.nbytes}")
+            parts.extend(repr(placed) for placed in block.fields)
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
+
+    def block_offset(self, group: int, block: int) -> int:
+        """Byte offset in the arena of block number `block` of a group."""
+        sector, slot = divmod(block, self.blocks_per_sector[group])
+        return sector * self.sector_bytes + slot * self.blocks[group].nbytes
+
+    def sectors_for(self, n_blocks: Sequence[int]) -> int:
+        """Sectors that hold `n_blocks[group]` blocks of each group, packed."""
+        return sum(
+            ceil_div(n, per) for n, per in zip(n_blocks, self.blocks_per_sector, strict=True)
+        )
+
+    def peak_blocks(self, context_tokens: int, step_tokens: int) -> tuple[int, ...]:
+        """Most blocks per group that one sequence ever holds."""
+        return tuple(
+            peak_blocks(b.group.residency, context_tokens, step_tokens, b.block_tokens)
+            for b in self.blocks
+        )
+
+    def max_context_tokens(self, n_sectors: int, step_tokens: int, limit_tokens: int) -> int:
+        """Longest context of one sequence that `n_sectors` always hold, at most `limit_tokens`."""
+        low, high = 0, limit_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.sectors_for(self.peak_blocks(middle, step_tokens)) <= n_sectors
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def max_conversations(self, n_sectors: int, context_tokens: int) -> int:
+        """Conversations of `context_tokens`, all of them decoding, that `n_sectors` hold."""
+        blocks = self.peak_blocks(context_tokens, step_tokens=1)
+        low, high = 0, sum(n_sectors * per for per in self.blocks_per_sector)
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.sectors_for([middle * n for n in blocks]) <= n_sectors
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def logical_bytes(self, n_tokens: int) -> int:
+        """Bytes by the formula of one conversation of `n_tokens`: only what is still live."""
+        return sum(b.logical_bytes(live_tokens(b.group.residency, n_tokens)) for b in self.blocks)
+
+    def held_bytes(self, n_blocks: Sequence[int]) -> int:
+        """Bytes of whole blocks."""
+        return sum(n * b.nbytes for n, b in zip(n_blocks, self.blocks, strict=True))
+
+
+def _choose_sector_bytes(block_nbytes: Sequence[int]) -> int:
+    """Smallest sector that wastes at most 1/64 for every group, else the least wasteful tried.
+
+    A sector is a whole number of some group's blocks and holds at least one of each.
+    """
+    largest = max(block_nbytes)
+    sizes = sorted({n * count for n in block_nbytes for count in range(1, 16 * largest // n + 1)})
+    sizes = [size for size in sizes if size >= largest]
+
+    def waste(size: int) -> float:
+        return max(size % n for n in block_nbytes) / size
+
+    return next((s for s in sizes if waste(s) <= 1 / 64), min(sizes, key=waste))

@@ -1,0 +1,125 @@
+"""Which tokens of a layer stay live: the only liveness rules in the project.
+
+The kernels' masks, the manager's need and release, prefix matching and the planner's peak all
+come from `first_visible` and `sink_tokens` of one of these classes.
+
+    query at position p reads        sinks            window
+    keys                        [0 .. sinks)   [first_visible(p) .. p]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdover.units import ceil_div
+
+
+class Residency(Protocol):
+    """A rule; instances are frozen, comparable and hashable, since equal rules share a group."""
+
+    @property
+    def sink_tokens(self) -> int:
+        """Leading tokens that every query may read, whatever its position."""
+
+    def first_visible(self, position: int) -> int:
+        """Lowest key position, sinks apart, that the query at `position` may read."""
+
+    def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
+        """Step starts, none past `last_start`, among which the most blocks are held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Every token stays."""
+
+    sink_tokens: int = 0
+
+    def first_visible(self, position: int) -> int:
+        return 0
+
+    def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
+        return (last_start,)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A query reads the last `window_tokens` tokens, itself included, and the sinks."""
+
+    window_tokens: int
+    sink_tokens: int = 0
+
+    def first_visible(self, position: int) -> int:
+        return max(0, position - self.window_tokens + 1)
+
+    def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
+        # The count depends on how the window's edge lies in a block: try each alignment.
+        return range(max(0, last_start - block_tokens + 1), last_start + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A query reads its own chunk of `chunk_tokens` tokens up to itself (Llama 4)."""
+
+    chunk_tokens: int
+    sink_tokens: int = 0
+
+    def first_visible(self, position: int) -> int:
+        return position - position % self.chunk_tokens
+
+    def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
+        # Most is held by a step that begins on a chunk's last token, for some alignment.
+        yield last_start
+        chunk_end = (last_start + 1) // self.chunk_tokens * self.chunk_tokens
+        for end in range(
+            chunk_end, max(0, chunk_end - block_tokens * self.chunk_tokens), -self.chunk_tokens
+        ):
+            yield end - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRanges:
+    """Blocks of one group that a sequence needs: [0, sink_stop) and [start, stop)."""
+
+    sink_stop: int
+    start: int
+    stop: int
+
+    @property
+    def n_blocks(self) -> int:
+        return self.sink_stop + self.stop - self.start
+
+    def __contains__(self, block: int) -> bool:
+        return block < self.sink_stop or self.start <= block < self.stop
+
+
+def step_blocks(residency: Residency, start: int, stop: int, block_tokens: int) -> BlockRanges:
+    """Blocks needed by a step that computes tokens [start, stop) on top of `start` stored ones.
+
+    With `start == stop` these are the blocks that stay live between two steps.
+    """
+    first_block = residency.first_visible(start) // block_tokens
+    stop_block = ceil_div(stop, block_tokens)
+    sink_stop = min(ceil_div(min(residency.sink_tokens, stop), block_tokens), first_block)
+    return BlockRanges(sink_stop, min(first_block, stop_block), stop_block)
+
+
+def live_tokens(residency: Residency, n_tokens: int) -> int:
+    """Stored tokens that the query at position `n_tokens` or a later one may still read."""
+    first = min(residency.first_visible(n_tokens), n_tokens)
+    return min(residency.sink_tokens, first) + n_tokens - first
+
+
+def peak_blocks(
+    residency: Residency, context_tokens: int, step_tokens: int, block_tokens: int
+) -> int:
+    """Most blocks one sequence of `context_tokens` ever holds, in steps of at most `step_tokens`.
+
+    The maximum is over every schedule, so a prefix hit of any length is covered.
+    """
+    if context_tokens == 0:
+        return 0
+    step = min(step_tokens, context_tokens)
+    starts = residency.peak_starts(context_tokens - step, block_tokens)
+    return max(step_blocks(residency, s, s + step, block_tokens).n_blocks for s in starts)
