@@ -1,0 +1,1 @@
+"""Requests in, tokens out: sequences, the scheduler, the runner, the sampler and their loop."""

@@ -64,9 +64,6 @@ class KernelBackend(Protocol):
 
     def begin(self, batch: AttentionBatch) -> AttentionStep: ...
 
-    def copy_block(self, group: int, source: int, target: int) -> None:
-        """Copy one block of a group within the arena."""
-
 
 class KernelModule(Protocol):
     """What a backend's file offers. Importing it does not import torch."""

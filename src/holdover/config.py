@@ -1,0 +1,95 @@
+"""The one configuration: frozen, checked once, passed explicitly.
+
+Every command-line default comes from a field's default here. Sizes are text as a person writes
+them ("256MiB"); what they come to is decided by the plan and printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from holdover.errors import ConfigError
+from holdover.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What `holdover serve` and `holdover chat` need to know."""
+
+    model: str = "smollm2"
+    """Built-in name, GGUF file, safetensors folder, or Hugging Face repository."""
+    kv_memory: str | None = None
+    """Bytes of the KV arena; derived from the machine when neither this nor `memory` is given."""
+    memory: str | None = None
+    """Bytes of the whole process; the arena is what the other parts leave."""
+    kv: str = "auto"
+    """KV codec; "auto" stores 16-bit rows, or 32-bit ones when the model computes in fp32."""
+    dtype: str = "auto"
+    """Compute and weight type: fp32, bf16, or what is fastest on this machine."""
+    backend: str = "reference"
+    """Kernel backend."""
+    eviction: str = "lru"
+    """Eviction policy of cached blocks."""
+    block_tokens: int = 16
+    """Tokens per KV block."""
+    max_sequences: int = 64
+    """Most sequences computed in one step."""
+    step_tokens: int = 512
+    """Most tokens computed in one step, over all sequences."""
+    max_context: int | None = None
+    """Longest prompt + answer in tokens; the model's own limit when not given."""
+    threads: int | None = None
+    """Compute threads; all cores this process may use when not given."""
+    served_name: str | None = None
+    """Model name in the API; the model's own name when not given."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    """Keys of which a client must send one; anyone is served when empty."""
+    grace_s: float = 10.0
+    """Seconds that running streams get to finish after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_tokens", "max_sequences", "step_tokens"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("max_context", "threads"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if self.kv_memory is not None and self.memory is not None:
+            raise ConfigError("--memory", "give either --kv-memory or --memory, not both")
+        for name in ("kv_memory", "memory"):
+            if getattr(self, name) is not None:
+                parse_bytes(getattr(self, name), flag(name))
+        if self.step_tokens < self.max_sequences:
+            raise ConfigError(
+                "--step-tokens",
+                f"{self.step_tokens} is less than --max-sequences {self.max_sequences}; "
+                "every running sequence needs one token of each step",
+            )
+        if self.dtype not in ("auto", "fp32", "bf16"):
+            raise ConfigError("--dtype", f"{self.dtype!r}; use auto, fp32 or bf16")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("--port", f"{self.port} is not between 0 and 65535")
+        if self.grace_s < 0:
+            raise ConfigError("--grace-s", f"{self.grace_s} is negative; 0 stops at once")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """From named values; an unknown name is an error that lists the known ones."""
+        known = {field.name for field in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise ConfigError(name, f"no such setting; there are: {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(flag(name), f"{value} is too small; the least is 1")
