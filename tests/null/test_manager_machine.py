@@ -38,12 +38,18 @@ def crcs(tenant: str, tokens: list[int]) -> list[int]:
 
 
 class ManagerMachine(RuleBasedStateMachine):
+    models = tuple(MODELS)
+
+    def after_build(self):
+        pass
+
     @initialize(
-        model=st.sampled_from(sorted(MODELS)),
+        data=st.data(),
         block_tokens=st.sampled_from([1, 3, 4]),
         extra=st.integers(0, 6),
     )
-    def build(self, model, block_tokens, extra):
+    def build(self, data, block_tokens, extra):
+        model = data.draw(st.sampled_from(self.models))
         layers = tuple(LayerSpec(attention_planes(1, 1), r) for r in MODELS[model])
         self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
         peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
@@ -52,6 +58,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.running: list[tuple] = []  # (sequence, all its tokens, crcs)
         self.parked: list[tuple[str, list[int]]] = []
         self.reserved: dict = {}
+        self.after_build()
 
     @rule(tokens=tokens_lists, tenant=st.sampled_from(["", "a"]), n=st.integers(1, STEP_TOKENS))
     def admit(self, tokens, tenant, n):
