@@ -71,7 +71,7 @@ def test_text_parts_become_one_text(smollm2: Tokenizer) -> None:
 
 
 def test_a_model_without_template(gemma3: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="no chat template.*completions") as caught:
+    with pytest.raises(RequestError, match=r"no chat template.*completions") as caught:
         gemma3.encode_chat(TALK)
     assert caught.value.field == "messages"
 

@@ -29,7 +29,7 @@ TEXTS = [
     "emoji 😀👩‍👩‍👧‍👦🏳️‍🌈 and ☃️",
     "日本語のテキスト。中文文本，한국어 텍스트",
     "Здравствуй мир, γειά σου, שלום, مرحبا",
-    "def f(x):\n    return {k: v for k, v in x.items() if v != 0}  # comment\n\n\nclass A:\n\tpass\n",
+    "def f(x):\n    return {k: v for k, v in x if v != 0}  # comment\n\n\nclass A:\n\tpass\n",
     "e\u0301 vs é, ﬁ ligature, \u200b zero width, \ufeff bom",
     "<|im_start|>user\nhi<|im_end|>\n<bos><eos><start_of_turn>model\n",
     "<h2>html</h2> <0x0A> <unused5> [multimodal]",
