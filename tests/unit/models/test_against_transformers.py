@@ -47,9 +47,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
-def test_logits(
-    variant: str, cache: str, turns: str, saved: Any, kit: Any
-) -> None:
+def test_logits(variant: str, cache: str, turns: str, saved: Any, kit: Any) -> None:
     folder, hf = saved(variant)
     model = load(folder)
     prompts = make_prompts()
