@@ -214,7 +214,7 @@ def test_frequency_divisors_of_a_gguf_header() -> None:
     divisors = tuple(1.0 + n for n in range(64))
     config = LLAMA31_8B | {"rope_scaling": None, "rope_freq_factors": divisors}
     assert read_geometry(config).ropes[0].frequency_divisors == divisors
-    with pytest.raises(ConfigError, match="rope_freq_factors.*63"):
+    with pytest.raises(ConfigError, match=r"rope_freq_factors.*63"):
         read_geometry(config | {"rope_freq_factors": divisors[1:]})
 
 
