@@ -5,6 +5,8 @@ Reads the batch and the manager's block tables; changes only the arena's bytes, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch import Tensor
 from holdover.cache.manager import CacheManager
 from holdover.engine.scheduler import Batch
 from holdover.kernels.base import AttentionBatch, KernelBackend
-from holdover.models.base import Model
+
+if TYPE_CHECKING:
+    from holdover.models.base import Model
 
 
 class Runner:
