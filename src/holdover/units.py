@@ -23,9 +23,11 @@ def parse_bytes(text: str, field: str = "size") -> int:
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
         raise ConfigError(field, f"{text!r} is not a size; write it as 256MiB, 2GiB or 500MB")
-    return int(float(match.group(1)) * factor) if "." in match.group(1) else int(
-        match.group(1)
-    ) * factor
+    return (
+        int(float(match.group(1)) * factor)
+        if "." in match.group(1)
+        else int(match.group(1)) * factor
+    )
 
 
 def format_bytes(n_bytes: int) -> str:
