@@ -1,4 +1,4 @@
-"""From what a person types to a checkpoint: a path, a built-in name, or a Hugging Face repository."""
+"""From what a person types to a checkpoint: a path, a built-in name, or "org/name"."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
 
 
 def locate_model(model: str | Path) -> Path:
-    """The file or folder a name stands for, made or downloaded first where that is what it needs."""
+    """The file or folder a name stands for, assembled or downloaded first where needed."""
     path = Path(model).expanduser()
     if path.exists():
         return path
@@ -93,8 +93,6 @@ def _gemma3_270m() -> Path:
     folder = _package_folder(_GEMMA3_PACKAGE, "gemma3-270m", install)
     sha, file_name = (folder / "data" / "SHA256SUMS").read_text().split()[:2]
     target = cache_folder() / f"{sha[:16]}-{Path(file_name).name}"
-    if target.exists():
-        return target
     parts = [
         part
         for n in range(1, 5)
@@ -102,6 +100,8 @@ def _gemma3_270m() -> Path:
             _package_folder(f"{_GEMMA3_PACKAGE}_part{n}", "gemma3-270m", install) / "data"
         ).glob("*.gguf.part*")
     ]
+    if target.exists() and target.stat().st_size == sum(part.stat().st_size for part in parts):
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     _join_parts(parts, target, sha)
     return target

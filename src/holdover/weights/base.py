@@ -63,7 +63,7 @@ class Checkpoint(Protocol):
 
 
 def require_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that every expected tensor is there with its shape; names the first few that are not."""
+    """Check that every expected tensor is there with its shape; names the first that are not."""
     problems = []
     for name, shape in expected.items():
         info = checkpoint.tensors.get(name)
@@ -94,7 +94,7 @@ def missing_tensor(path: Path, name: str, names: Iterable[str]) -> ModelFileErro
 
 
 def file_digest(path: Path) -> bytes:
-    """blake2b over the file's 4 MiB pieces, each hashed by itself so that threads share the work."""
+    """blake2b over the digests of the file's 4 MiB pieces, so that threads share the work."""
     try:
         size = path.stat().st_size
         if size == 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
             )
         entries[name] = tensor
     infos = {
-        name: TensorInfo(t.shape, t.type_name, int(np.prod(t.shape, dtype=object)), t.n_bytes)
+        name: TensorInfo(t.shape, t.type_name, prod(t.shape), t.n_bytes)
         for name, t in entries.items()
     }
     return GgufCheckpoint(path, config, header.metadata, infos, entries)

@@ -71,7 +71,8 @@ class SafetensorsCheckpoint:
 
         try:
             with safe_open(file, framework="pt") as opened:
-                return opened.get_tensor(stored_name).to(dtype)
+                tensor: torch.Tensor = opened.get_tensor(stored_name)
+                return tensor.to(dtype)
         except (SafetensorError, OSError) as error:
             raise ModelFileError(file, f"cannot read tensor {name}: {error}") from error
 
@@ -164,7 +165,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
             if header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
                 raise ModelFileError(
                     path,
-                    f"is truncated or not safetensors: no room for its header in {file_bytes} bytes",
+                    f"is truncated or not safetensors: {file_bytes} bytes have no room for its header",
                 )
             table = json.loads(file.read(header_bytes))
     except FileNotFoundError as error:
