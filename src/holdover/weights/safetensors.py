@@ -165,7 +165,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
             if header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
                 raise ModelFileError(
                     path,
-                    f"is truncated or not safetensors: {file_bytes} bytes have no room for its header",
+                    f"is truncated or not safetensors: no header fits in {file_bytes} bytes",
                 )
             table = json.loads(file.read(header_bytes))
     except FileNotFoundError as error:
