@@ -1,0 +1,45 @@
+"""The bytes of the fast tier: one allocation, or none at all.
+
+`NullArena` has a size and no memory: planner, simulator and tests run the real manager on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Arena(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+    def copy(self, source: int, target: int, n_bytes: int) -> None:
+        """Copy between two byte offsets whose ranges do not overlap."""
+
+
+class NullArena:
+    """An arena with its memory switched off."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def copy(self, source: int, target: int, n_bytes: int) -> None:
+        assert max(source, target) + n_bytes <= self.nbytes, "copy past the end of the arena"
+
+
+class HostArena:
+    """Host memory as one uint8 tensor of exactly `nbytes`, zeroed, committed as it is touched."""
+
+    def __init__(self, nbytes: int) -> None:
+        import torch
+
+        self.bytes: Tensor = torch.zeros(nbytes, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def copy(self, source: int, target: int, n_bytes: int) -> None:
+        self.bytes[target : target + n_bytes] = self.bytes[source : source + n_bytes]

@@ -1,0 +1,33 @@
+"""A block in use and what the prefix index knows of it.
+
+A block is free (no `Block` object exists), held (`refs` > 0: in that many block tables), or cached
+(`refs` == 0 and `entry` set: kept only for reuse, and evictable).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """`number` is the block's place among its group's blocks; compaction may change it."""
+
+    group: int
+    number: int
+    refs: int = 0
+    entry: Entry | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The KV of one run of tokens after one prefix, in each group that still has it.
+
+    `tokens` holds int32 values; a run shorter than a block is the tail of a released sequence and
+    has no `key`. `parent` is the key of everything before the run.
+    """
+
+    parent: bytes
+    key: bytes | None
+    tokens: bytes
+    blocks: list[Block | None]

@@ -1,0 +1,1 @@
+"""Which cached block goes first when room is needed: one file per policy."""

@@ -1,0 +1,144 @@
+"""Which runs of tokens have KV in the arena, found by what precedes them.
+
+A full block's key is blake2b(key of the block before, its token ids); the first block's parent is
+the root key of its tenant, made from weights digest, layout fingerprint and tenant. Token ids are
+compared on every hit, so not even a hash collision can give one prompt another's KV.
+
+    tokens   | block 0 | block 1 | block 2 | tail ..|
+    lookup     key chain, one dict probe each | children of the last key, longest common run
+
+The index holds no references and allocates nothing; the manager does both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from holdover.cache.blocks import Block, Entry
+
+TOKEN_BYTES = 4
+# Children of one key that are compared, latest first. Only the block in which a widely shared
+# prompt ends has more, and missing one there costs less than a block of prefill.
+_MAX_CHILDREN_TRIED = 64
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """Length in tokens of the common prefix of two runs."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter // TOKEN_BYTES
+    differs = next(i for i in range(shorter) if a[i] != b[i])
+    return differs // TOKEN_BYTES
+
+
+class PrefixIndex:
+    def __init__(self, seed: bytes, block_tokens: int, n_groups: int) -> None:
+        self._seed = seed
+        self._n_groups = n_groups
+        self._run_bytes = block_tokens * TOKEN_BYTES
+        self._by_key: dict[bytes, Entry] = {}
+        self._children: dict[bytes, dict[Entry, None]] = {}
+
+    def root(self, tenant: str) -> bytes:
+        """The parent key of a tenant's first blocks."""
+        return self._hash(self._seed, b"tenant:" + tenant.encode())
+
+    def chain(self, tenant: str, tokens: bytes) -> Iterator[tuple[bytes, Entry | None]]:
+        """Key and entry of every full block of `tokens`, first to last."""
+        parent = self.root(tenant)
+        for start in range(0, len(tokens) - self._run_bytes + 1, self._run_bytes):
+            run = tokens[start : start + self._run_bytes]
+            parent = self._hash(parent, run)
+            entry = self._by_key.get(parent)
+            yield parent, entry if entry is not None and entry.tokens == run else None
+
+    def partial(self, parent: bytes, tokens: bytes) -> list[tuple[int, Entry]]:
+        """Entries after `parent` that begin like `tokens`: (common tokens, entry), best first."""
+        found = [(common_tokens(entry.tokens, tokens), entry) for entry in self._latest(parent)]
+        return sorted((f for f in found if f[0]), key=lambda f: f[0], reverse=True)
+
+    def publish(self, parent: bytes, run: bytes, blocks: Sequence[Block | None]) -> bytes | None:
+        """Offer blocks that hold `run` after `parent`; returns the key of a full run.
+
+        A group that has a block for this run already keeps it; the offered one stays private.
+        """
+        entry = self._find(parent, run)
+        if entry is None:
+            key = self._hash(parent, run) if len(run) == self._run_bytes else None
+            if key is not None and key in self._by_key:
+                return key  # a collision: the other run keeps the place, this one stays private
+            entry = Entry(parent, key, run, [None] * self._n_groups)
+            self._children.setdefault(parent, {})[entry] = None
+            if key is not None:
+                self._by_key[key] = entry
+        for group, block in enumerate(blocks):
+            if block is not None and block.entry is None and entry.blocks[group] is None:
+                entry.blocks[group] = block
+                block.entry = entry
+        if not any(entry.blocks):
+            self._forget(entry)
+        return entry.key
+
+    def superseded(self, parent: bytes, run: bytes) -> list[Block]:
+        """Blocks of shorter tails that `run` contains: of no more use once `run` is published."""
+        return [
+            block
+            for entry in self._latest(parent)
+            if len(entry.tokens) < len(run) and run.startswith(entry.tokens)
+            for block in entry.blocks
+            if block is not None
+        ]
+
+    def withdraw(self, block: Block) -> None:
+        """The block no longer holds its run."""
+        entry = block.entry
+        assert entry is not None, "the block is not published"
+        entry.blocks[block.group] = None
+        block.entry = None
+        if not any(entry.blocks):
+            self._forget(entry)
+
+    def check(self, cached_or_held: set[Block]) -> None:
+        """Assert that every entry is reachable, keyed rightly, and only points at live blocks."""
+        entries = [entry for children in self._children.values() for entry in children]
+        assert len(self._by_key) == sum(entry.key is not None for entry in entries)
+        for entry in entries:
+            assert entry in self._children[entry.parent]
+            assert any(entry.blocks), "an entry without blocks was kept"
+            if entry.key is not None:
+                assert entry.key == self._hash(entry.parent, entry.tokens)
+                assert self._by_key[entry.key] is entry
+            for group, block in enumerate(entry.blocks):
+                if block is not None:
+                    assert block.entry is entry, "entry and block disagree"
+                    assert block.group == group, "a block stands in another group's place"
+                    assert block in cached_or_held, "an entry points at a free block"
+
+    def _find(self, parent: bytes, run: bytes) -> Entry | None:
+        if len(run) == self._run_bytes:
+            entry = self._by_key.get(self._hash(parent, run))
+            return entry if entry is not None and entry.tokens == run else None
+        return next((entry for entry in self._latest(parent) if entry.tokens == run), None)
+
+    def _latest(self, parent: bytes) -> Iterator[Entry]:
+        return islice(reversed(self._children.get(parent, {})), _MAX_CHILDREN_TRIED)
+
+    def _forget(self, entry: Entry) -> None:
+        siblings = self._children[entry.parent]
+        del siblings[entry]
+        if not siblings:
+            del self._children[entry.parent]
+        if entry.key is not None:
+            del self._by_key[entry.key]
+
+    @staticmethod
+    def _hash(parent: bytes, run: bytes) -> bytes:
+        return hashlib.blake2b(parent + run, digest_size=16).digest()

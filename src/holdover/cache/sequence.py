@@ -1,0 +1,58 @@
+"""What the cache knows of one running request: its tokens and its block tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdover.cache.blocks import Block
+
+
+class BlockTable:
+    """One group's blocks of one sequence; `numbers` mirrors `blocks` for the kernels.
+
+    blocks    sink | None None None | live | reserved
+              0 .. sinks    dead   ^ start          ^ len
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block | None] = []
+        self.start = 0  # first block that is not dead, sinks apart
+        self._numbers = np.full(8, -1, dtype=np.int32)
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """Block numbers, -1 where dead. A view: do not keep it past the next change."""
+        return self._numbers[: len(self.blocks)]
+
+    def append(self, block: Block | None) -> None:
+        if len(self.blocks) == len(self._numbers):
+            grown = np.full(2 * len(self._numbers), -1, dtype=np.int32)
+            grown[: len(self._numbers)] = self._numbers
+            self._numbers = grown
+        self._numbers[len(self.blocks)] = -1 if block is None else block.number
+        self.blocks.append(block)
+
+    def clear(self, index: int) -> Block | None:
+        """Leave a null entry; returns what stood there."""
+        block = self.blocks[index]
+        self.blocks[index] = None
+        self._numbers[index] = -1
+        return block
+
+    def renumber(self, old: int, new: int) -> None:
+        self._numbers[: len(self.blocks)][self.numbers == old] = new
+
+
+@dataclass(slots=True, eq=False)
+class SequenceCache:
+    """Made by `manager.admit`; `tokens` are the committed ones, as int32 bytes."""
+
+    tenant: str
+    tokens: bytearray
+    keys: list[bytes]  # the root key, then the key of each full block
+    tables: list[BlockTable]
+    n_tokens: int = 0
+    released: bool = False

@@ -1,0 +1,50 @@
+"""A real, tiny arena whose rows say which tokens they were computed from."""
+
+import numpy as np
+
+from holdover.cache.manager import CacheManager
+from holdover.cache.sequence import SequenceCache
+from holdover.spec.layout import CacheLayout
+from holdover.spec.residency import step_blocks
+
+
+class RowArena:
+    """Each stored row is the CRC of its whole prefix: wrong reuse or a bad copy shows at once."""
+
+    def __init__(self, layout: CacheLayout, n_sectors: int) -> None:
+        self.layout = layout
+        self.bytes = np.full(n_sectors * layout.sector_bytes, 0xEE, dtype=np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes
+
+    def copy(self, source: int, target: int, n_bytes: int) -> None:
+        assert abs(source - target) >= n_bytes, "overlapping copy"
+        self.bytes[target : target + n_bytes] = self.bytes[source : source + n_bytes]
+
+    def rows(self, manager: CacheManager, sequence: SequenceCache, position: int):
+        """(layer, plane, one-element int32 view) of the rows of a token in every group."""
+        block_tokens = self.layout.spec.block_tokens
+        index, slot = divmod(position, block_tokens)
+        for group, block in enumerate(self.layout.blocks):
+            number = int(manager.block_table(sequence, group)[index])
+            if number < 0:
+                continue
+            base = self.layout.block_offset(group, number)
+            for placed in block.fields:
+                at = base + placed.offset + 4 * slot
+                yield group, self.bytes[at : at + 4].view(np.int32)
+
+    def verify(self, manager: CacheManager, sequence: SequenceCache, prefix_crc: list[int]) -> None:
+        for group, layout in enumerate(self.layout.blocks):
+            live = step_blocks(
+                layout.group.residency, sequence.n_tokens, sequence.n_tokens, layout.block_tokens
+            )
+            for position in range(sequence.n_tokens):
+                if position // layout.block_tokens not in live:
+                    continue
+                found = [row for g, row in self.rows(manager, sequence, position) if g == group]
+                assert len(found) == len(layout.fields), "a live row has no block"
+                for row in found:
+                    assert row[0] == prefix_crc[position], f"wrong row at {position}"

@@ -1,0 +1,144 @@
+"""The manager under arbitrary orders of its operations, with row contents followed."""
+
+import zlib
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdover.cache.manager import CacheManager
+from holdover.codecs.base import uniform
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layers import LayerSpec, attention_planes
+from holdover.spec.layout import CacheLayout
+from holdover.spec.residency import Chunk, Full, Window
+
+from .machine_arena import RowArena
+
+STEP_TOKENS = 7
+MAX_TOKENS = 40
+MODELS = {
+    "full": [Full(), Full()],
+    "window": [Window(6)],
+    "hybrid": [Window(6), Window(6), Window(6), Full()],
+    "sinks": [Window(5, 3), Full(), Full()],
+    "chunk": [Chunk(8), Chunk(8), Chunk(8), Full()],
+    "three": [Full(), Window(9), Window(9), Window(4), Window(4), Window(4)],
+}
+tokens_lists = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_TOKENS)
+
+
+def crcs(tenant: str, tokens: list[int]) -> list[int]:
+    crc, out = zlib.crc32(tenant.encode()), []
+    for token in tokens:
+        crc = zlib.crc32(bytes([token]), crc)
+        out.append(int(np.uint32(crc).view(np.int32)))
+    return out
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    @initialize(
+        model=st.sampled_from(sorted(MODELS)),
+        block_tokens=st.sampled_from([1, 3, 4]),
+        extra=st.integers(0, 6),
+    )
+    def build(self, model, block_tokens, extra):
+        layers = tuple(LayerSpec(attention_planes(1, 1), r) for r in MODELS[model])
+        self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
+        peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
+        self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)
+        self.manager = CacheManager(self.layout, self.arena, seed=b"w")
+        self.running: list[tuple] = []  # (sequence, all its tokens, crcs)
+        self.parked: list[tuple[str, list[int]]] = []
+        self.reserved: dict = {}
+
+    @rule(tokens=tokens_lists, tenant=st.sampled_from(["", "a"]), n=st.integers(1, STEP_TOKENS))
+    def admit(self, tokens, tenant, n):
+        self.start(tokens, tenant, n)
+
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data(), n=st.integers(1, STEP_TOKENS))
+    def resume(self, data, n):
+        tenant, tokens = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
+        self.start(tokens, tenant, n)
+
+    def start(self, tokens, tenant, n):
+        match = self.manager.match(tokens, tenant)
+        assert match.n_tokens < len(tokens)
+        n = min(n, len(tokens) - match.n_tokens)
+        held = self.manager.held_bytes
+        sequence = self.manager.admit(tokens, match, n, tenant)
+        if sequence is None:
+            # A lone sequence within the planned context always finds room.
+            assert self.running, "refused on an empty arena"
+            assert self.manager.held_bytes == held
+            return
+        assert sequence.n_tokens <= match.n_tokens
+        self.running.append((sequence, tokens, crcs(tenant, tokens)))
+        self.reserved[sequence] = match.n_tokens + n
+
+    def pick(self, data):
+        return self.running[data.draw(st.integers(0, len(self.running) - 1))]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), n=st.integers(1, STEP_TOKENS))
+    def step(self, data, n):
+        sequence, tokens, sums = self.pick(data)
+        n = min(n, len(tokens) - sequence.n_tokens)
+        if n == 0:
+            return
+        if sequence.n_tokens + n > self.reserved[sequence]:
+            held = self.manager.held_bytes
+            if not self.manager.reserve(sequence, n):
+                assert len(self.running) > 1, "the only sequence finds no room"
+                assert self.manager.held_bytes == held
+                return
+            self.reserved[sequence] = sequence.n_tokens + n
+        start = sequence.n_tokens
+        for position in range(start, start + n):
+            for _, row in self.arena.rows(self.manager, sequence, position):
+                row[0] = sums[position]
+        self.manager.commit(sequence, tokens[start : start + n])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), resume_later=st.booleans(), more=tokens_lists)
+    def release_or_park(self, data, resume_later, more):
+        item = self.pick(data)
+        sequence, tokens, _ = item
+        self.running.remove(item)
+        self.manager.release(sequence)
+        if resume_later:
+            self.parked.append((sequence.tenant, tokens))
+        else:  # the next turn of the same conversation
+            turn = (tokens[: sequence.n_tokens] + more)[:MAX_TOKENS]
+            self.parked.append((sequence.tenant, turn))
+
+    @rule(n=st.one_of(st.none(), st.integers(1, 4)))
+    def evict(self, n):
+        self.manager.evict(n)
+
+    @invariant()
+    def everything_holds(self):
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check()
+        for sequence, _, sums in self.running:
+            self.arena.verify(self.manager, sequence, sums)
+
+    def teardown(self):
+        if not hasattr(self, "manager"):
+            return
+        for sequence, _, _ in self.running:
+            self.manager.release(sequence)
+        assert self.manager.held_bytes == 0
+        self.manager.evict()
+        self.manager.check()
+        assert self.manager.cached_bytes == 0
+
+
+ManagerMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)  # fmt: skip
+TestManager = ManagerMachine.TestCase
