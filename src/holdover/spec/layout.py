@@ -19,7 +19,7 @@ from typing import Protocol
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec, Group
 from holdover.spec.layers import Plane
-from holdover.spec.residency import live_tokens, peak_blocks
+from holdover.spec.residency import Ints, live_tokens, peak_blocks
 from holdover.units import ceil_div, round_up
 
 ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register
@@ -135,9 +135,10 @@ class CacheLayout:
             parts.extend(repr(placed) for placed in block.fields)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
-    def block_offset(self, group: int, block: int) -> int:
-        """Byte offset in the arena of block number `block` of a group."""
-        sector, slot = divmod(block, self.blocks_per_sector[group])
+    def block_offset(self, group: int, block: Ints) -> Ints:
+        """Byte offset in the arena of block number `block` of a group, or of each of an array."""
+        sector = block // self.blocks_per_sector[group]
+        slot = block % self.blocks_per_sector[group]
         return sector * self.sector_bytes + slot * self.blocks[group].nbytes
 
     def sectors_for(self, n_blocks: Sequence[int]) -> int:

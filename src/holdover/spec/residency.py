@@ -11,9 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdover.units import ceil_div
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Ints = TypeVar("Ints", int, "NDArray[np.int64]")
+"""One integer, or an array of them: the rules are plain arithmetic on either."""
 
 
 class Residency(Protocol):
@@ -23,7 +30,7 @@ class Residency(Protocol):
     def sink_tokens(self) -> int:
         """Leading tokens that every query may read, whatever its position."""
 
-    def first_visible(self, position: int) -> int:
+    def first_visible(self, position: Ints) -> Ints:
         """Lowest key position, sinks apart, that the query at `position` may read."""
 
     def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
@@ -36,8 +43,8 @@ class Full:
 
     sink_tokens: int = 0
 
-    def first_visible(self, position: int) -> int:
-        return 0
+    def first_visible(self, position: Ints) -> Ints:
+        return position * 0
 
     def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
         return (last_start,)
@@ -50,8 +57,9 @@ class Window:
     window_tokens: int
     sink_tokens: int = 0
 
-    def first_visible(self, position: int) -> int:
-        return max(0, position - self.window_tokens + 1)
+    def first_visible(self, position: Ints) -> Ints:
+        first = position - self.window_tokens + 1
+        return first * (first > 0)
 
     def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
         # The count depends on how the window's edge lies in a block: try each alignment.
@@ -65,7 +73,7 @@ class Chunk:
     chunk_tokens: int
     sink_tokens: int = 0
 
-    def first_visible(self, position: int) -> int:
+    def first_visible(self, position: Ints) -> Ints:
         return position - position % self.chunk_tokens
 
     def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:

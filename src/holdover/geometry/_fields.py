@@ -1,0 +1,129 @@
+"""Typed reading of a config's fields: what is missing or impossible is named, never a traceback.
+
+A field that is absent takes its default; one that is there must have the right type. `null` counts
+as absent except where a caller asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdover.errors import ConfigError, UnsupportedModelError
+from holdover.geometry.base import Activation
+from holdover.spec.layers import LayerSpec, Plane
+from holdover.spec.residency import Full, Residency, Window
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A config (or a part of it), with the defaults of its model type."""
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    where: str = ""
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        value = self.values.get(name)
+        return self.defaults.get(name) if value is None else value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._needed(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, f"{value!r} is not a positive whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._needed(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise self.wrong(name, f"{value!r} is not a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._needed(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"{value!r} is neither true nor false")
+        return value
+
+    def part(self, name: str) -> Mapping[str, Any] | None:
+        """A nested object, or None where there is none."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, f"{value!r} is not an object")
+        return value
+
+    def activation(self, name: str) -> Activation:
+        value = self._needed(name, None)
+        if value not in _ACTIVATIONS:
+            known = ", ".join(sorted(_ACTIVATIONS))
+            raise UnsupportedModelError(f"{name} {value!r} is not supported; supported: {known}")
+        return _ACTIVATIONS[value]
+
+    def wrong(self, name: str, reason: str) -> ConfigError:
+        return ConfigError(f"model config field {self.where}{name}", reason)
+
+    def _needed(self, name: str, default: Any) -> Any:
+        value = self.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.wrong(name, "is missing; the model cannot be sized without it")
+        return value
+
+
+def read_heads(fields: Fields) -> tuple[int, int, int]:
+    """(query heads, KV heads, head dim), checked against each other."""
+    query_heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", query_heads)
+    if query_heads % kv_heads:
+        raise fields.wrong(
+            "num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {query_heads}"
+        )
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // query_heads)
+    if head_dim % 2:
+        raise fields.wrong("head_dim", f"{head_dim} is odd; rotary positions need pairs")
+    return query_heads, kv_heads, head_dim
+
+
+def layer_kinds(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
+    """The config's `layer_types`, or None; each is "full_attention" or "sliding_attention"."""
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list | tuple) or len(kinds) != n_layers:
+        raise fields.wrong("layer_types", f"must be a list of num_hidden_layers = {n_layers} names")
+    unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise UnsupportedModelError(
+            f"layer type {', '.join(unknown)} is not supported; "
+            "supported: full_attention, sliding_attention"
+        )
+    return tuple(kinds)
+
+
+def layers_of(
+    kinds: tuple[str, ...], planes: tuple[Plane, ...], window_tokens: int | None, limit_tokens: int
+) -> tuple[LayerSpec, ...]:
+    """One LayerSpec per kind. A window as long as the longest context is no window."""
+    sliding: Residency = Full()
+    if window_tokens is not None and window_tokens < limit_tokens:
+        sliding = Window(window_tokens)
+    return tuple(
+        LayerSpec(planes, sliding if kind == "sliding_attention" else Full()) for kind in kinds
+    )

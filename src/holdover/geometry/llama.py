@@ -1,0 +1,110 @@
+"""Llama and its relatives: Llama 2/3, SmolLM2, Mistral, Qwen2/2.5 and Qwen3.
+
+They differ in biases, q/k norms and in which layers slide; all store plain keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdover.geometry._fields import Fields, layer_kinds, layers_of, read_heads
+from holdover.geometry._rope import DEFAULT_THETA, context_limit, read_rope, scaling_parameters
+from holdover.geometry.base import Geometry
+from holdover.spec.layers import attention_planes
+
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+# What transformers' config classes assume of fields that a config leaves out. Sizes have no
+# default here: a config without them is damaged.
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": DEFAULT_THETA}
+_QWEN = _COMMON | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _COMMON,
+    "mistral": _COMMON,
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
+_MISTRAL_WINDOW_TOKENS = 4096  # when the field is absent; null means no window
+
+
+def read(config: Mapping[str, Any], model_type: str) -> Geometry:
+    fields = Fields(config, _DEFAULTS[model_type])
+    query_heads, kv_heads, head_dim = read_heads(fields)
+    context_tokens = fields.integer("max_position_embeddings")
+    n_layers = fields.integer("num_hidden_layers")
+    kinds, window_tokens = _windows(fields, model_type, n_layers)
+    rope = read_rope(
+        scaling_parameters(fields),
+        fields.number("rope_theta"),
+        head_dim,
+        context_tokens,
+        "rope_parameters.",
+    )
+    limit_tokens = context_limit(rope, context_tokens)
+    attention_bias = model_type != "qwen2" and fields.flag("attention_bias")
+    return Geometry(
+        family="llama",
+        architecture=MODEL_TYPES[model_type],
+        layers=layers_of(kinds, attention_planes(kv_heads, head_dim), window_tokens, limit_tokens),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_context_tokens=limit_tokens,
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        ropes=(rope,),
+        layer_ropes=(0,) * n_layers,
+        norm_eps=fields.number("rms_norm_eps"),
+        activation=fields.activation("hidden_act"),
+        attention_scale=head_dim**-0.5,
+        qkv_bias=attention_bias or model_type == "qwen2",
+        output_bias=attention_bias,
+        mlp_bias=model_type == "llama" and fields.flag("mlp_bias"),
+        qk_norm=model_type == "qwen3",
+        stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
+    )
+
+
+def layer_tensors(geometry: Geometry) -> Mapping[str, tuple[int, ...]]:
+    g = geometry
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (g.hidden_size,),
+        "post_attention_layernorm.weight": (g.hidden_size,),
+    }
+    if g.qk_norm:
+        shapes |= {f"self_attn.{name}_norm.weight": (g.head_dim,) for name in "qk"}
+    return shapes
+
+
+def resident_norm_elements(geometry: Geometry) -> tuple[int, int]:
+    heads = (geometry.query_heads + geometry.kv_heads) * geometry.head_dim
+    return 2 * geometry.hidden_size + (heads if geometry.qk_norm else 0), 0
+
+
+def _windows(fields: Fields, model_type: str, n_layers: int) -> tuple[tuple[str, ...], int | None]:
+    """Each layer's kind and the length of the window."""
+    kinds = layer_kinds(fields, n_layers)
+    if model_type == "mistral":
+        if "sliding_window" not in fields.values:
+            window: int | None = _MISTRAL_WINDOW_TOKENS
+        else:
+            window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+        every = "full_attention" if window is None else "sliding_attention"
+        return kinds or (every,) * n_layers, window
+    if model_type == "llama" or not fields.flag("use_sliding_window"):
+        return ("full_attention",) * n_layers, None
+    first = fields.get("max_window_layers")
+    if not isinstance(first, int) or first < 0:
+        raise fields.wrong("max_window_layers", f"{first!r} is not a count of layers")
+    by_depth = tuple(
+        "sliding_attention" if layer >= first else "full_attention" for layer in range(n_layers)
+    )
+    return kinds or by_depth, fields.integer("sliding_window")

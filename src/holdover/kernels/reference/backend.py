@@ -1,0 +1,161 @@
+"""Writes a step's rows into the arena and attends to what the arena holds.
+
+Everything that the layers of a group share (where rows go, what is read, masks) is worked out at
+the first layer of a step. Large temporaries live in the workspace; beyond it, `attend` allocates
+its result, a slice's queries and results in fp32, and the piece of a plane being decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdover.kernels.base import AttentionBatch
+from holdover.kernels.reference.gathers import Gather, Planner, RowSlice
+from holdover.kernels.reference.scratch import FLOAT_BYTES, Scratch
+from holdover.kernels.reference.views import PlaneView, block_locator
+from holdover.spec.layout import CacheLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The backend of one arena; `planes` are the views of (layer, plane)."""
+
+    layout: CacheLayout
+    planes: Mapping[tuple[int, str], PlaneView]
+    workspace: Tensor  # fp32
+
+    @classmethod
+    def bind(cls, arena: Tensor, layout: CacheLayout, workspace: Tensor) -> Reference:
+        planes = {
+            (layer, plane.name): PlaneView.of(arena, layout, group.index, layer, plane.name)
+            for group in layout.spec.groups
+            for layer in group.layers
+            for plane in group.planes
+        }
+        return cls(layout, planes, workspace.view(torch.float32))
+
+    def begin(self, batch: AttentionBatch) -> Step:
+        destinations = tuple(
+            _destinations(batch, self.layout, group) for group in range(len(self.layout.blocks))
+        )
+        return Step(self, batch, destinations)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; `gathers` fills at the first layer of each group."""
+
+    backend: Reference
+    batch: AttentionBatch
+    destinations: tuple[tuple[Tensor, Tensor], ...]
+    gathers: dict[tuple[int, int], tuple[Gather, ...]] = field(default_factory=dict)
+
+    def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        spec = self.backend.layout.spec
+        assert spec.storage_layer(layer) == layer, f"layer {layer} has no rows of its own"
+        blocks, tokens = self.destinations[spec.group_of_layer[layer]]
+        for plane, plane_rows in rows.items():
+            self.backend.planes[layer, plane].write(blocks, tokens, plane_rows)
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+        layout = self.backend.layout
+        group = layout.blocks[layout.spec.group_of_layer[layer]].group
+        storage = layout.spec.storage_layer(layer)
+        scratch = Scratch.of(group, query.shape[1])
+        result = query.new_empty(*query.shape[:2], scratch.values.dim)
+        for gather in self._gathers(group.index, scratch):
+            keys, values, room = self._carve(scratch, gather)
+            for name, rows in (("k", keys), ("v", values)):
+                into = _by_block(rows, layout.spec.block_tokens)
+                self.backend.planes[storage, name].read(gather.blocks, into)
+            values.flatten(1, 2).index_fill_(1, gather.unseen, 0.0)  # 0 * NaN would be NaN
+            for part in gather.slices:
+                scaled = query[part.rows].float() * scale
+                mixed = _attend(scaled, keys, values, room, part, softcap)
+                result[part.rows] = mixed.to(result.dtype)
+        return result
+
+    def _gathers(self, group: int, scratch: Scratch) -> tuple[Gather, ...]:
+        key = (group, scratch.query_heads)
+        if key not in self.gathers:
+            layout, workspace = self.backend.layout, self.backend.workspace
+            planner = Planner(
+                layout.blocks[group].group,
+                layout.spec.block_tokens,
+                scratch,
+                workspace.numel() * FLOAT_BYTES,
+                block_locator(layout, group),
+            )
+            self.gathers[key] = planner.plan(self.batch)
+        return self.gathers[key]
+
+    def _carve(self, scratch: Scratch, gather: Gather) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values [heads, sequences, columns, dim], and all the room left for scores."""
+        tokens = gather.sequences * gather.columns
+        n_keys, n_values, _ = scratch.parts(tokens, rows=0)
+        workspace = self.backend.workspace
+        keys, values = workspace[:n_keys], workspace[n_keys : n_keys + n_values]
+        shape = gather.sequences, gather.columns
+        return (
+            _first(keys, (scratch.keys.heads, *shape, scratch.keys.dim)),
+            _first(values, (scratch.values.heads, *shape, scratch.values.dim)),
+            workspace[n_keys + n_values :],
+        )
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, room: Tensor, part: RowSlice, softcap: float
+) -> Tensor:
+    """`query` [sequences * rows, query_heads, dim], scaled, over [heads, sequences, columns, dim].
+
+    A batched matrix product has one entry per KV head and sequence; the query heads that share a
+    KV head are more rows of it.
+    """
+    heads, sequences = keys.shape[:2]
+    n_tokens, query_heads, dim = query.shape
+    shared, n_rows, n_columns = query_heads // heads, n_tokens // sequences, part.stop - part.start
+    split = query.view(sequences, n_rows, heads, shared, dim).permute(2, 0, 1, 3, 4)
+    scores = _first(room, (heads, sequences, n_rows, shared, n_columns))
+    flat = scores.view(heads * sequences, n_rows * shared, n_columns)
+    seen_keys, seen_values = (
+        rows.flatten(0, 1)[:, part.start : part.stop] for rows in (keys, values)
+    )
+    torch.bmm(split.reshape(*flat.shape[:2], dim), seen_keys.transpose(1, 2), out=flat)
+    if softcap:
+        flat.div_(softcap).tanh_().mul_(softcap)
+    for edge in part.edges:
+        hidden = edge.hidden[None, :, :, None, :]
+        scores[..., edge.start : edge.stop].masked_fill_(hidden, -torch.inf)
+    flat.sub_(flat.amax(-1, keepdim=True)).exp_()
+    mixed = torch.bmm(flat, seen_values).div_(flat.sum(-1, keepdim=True))
+    split = mixed.view(heads, sequences, n_rows, shared, -1).permute(1, 2, 0, 3, 4)
+    return split.reshape(n_tokens, query_heads, -1)
+
+
+def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> tuple[Tensor, Tensor]:
+    """For each token of the step, its block (in units) and its place in the block."""
+    n_queries = np.diff(batch.query_start)
+    sequences = np.repeat(np.arange(len(n_queries)), n_queries)
+    ends = batch.context_tokens - batch.query_start[1:]
+    positions = np.arange(len(sequences)) + ends[sequences]
+    block_tokens = layout.spec.block_tokens
+    blocks = batch.block_tables[group].astype(np.int64)[sequences, positions // block_tokens]
+    assert (blocks >= 0).all(), f"group {group}: a new token has no block"
+    return block_locator(layout, group)(blocks), torch.from_numpy(positions % block_tokens)
+
+
+def _by_block(rows: Tensor, block_tokens: int) -> Tensor:
+    """[heads, sequences, columns, dim] as [blocks, block_tokens, heads, dim]."""
+    heads, *_, dim = rows.shape
+    return rows.view(heads, -1, block_tokens, dim).permute(1, 2, 0, 3)
+
+
+def _first(room: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The first elements of a flat tensor as one of the given shape."""
+    return room[: prod(shape)].view(shape)

@@ -1,0 +1,65 @@
+"""What a served model is, and how one is loaded.
+
+`load_model` reads a checkpoint layer by layer into the matrices that one family's file multiplies.
+A model keeps no state between steps: the cache belongs to the `AttentionStep` it is given. One
+file per family, named as in `holdover.geometry`, offers `load`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+from holdover.errors import UnsupportedModelError
+from holdover.geometry.base import Geometry, expected_tensors
+from holdover.kernels.base import AttentionStep
+from holdover.registry import load_plugin, plugin_names
+from holdover.spec.dtypes import DType
+from holdover.weights.base import Checkpoint, require_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Model(Protocol):
+    """A decoder in memory."""
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    @property
+    def dtype(self) -> DType:
+        """Of weights and activations."""
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of all tensors held, shared ones once; equals `planned_weights_bytes`."""
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
+    ) -> Tensor:
+        """One step over the flat tokens of any number of sequences.
+
+        `token_ids` and `positions` are int64 [tokens], `logit_rows` int64 [rows] indexes tokens.
+        Writes every layer's keys and values through `step`. Returns float32 [rows, vocab].
+        """
+
+
+class ModelModule(Protocol):
+    """What a family's file offers."""
+
+    def load(self, checkpoint: Checkpoint, geometry: Geometry, dtype: DType) -> Model: ...
+
+
+def load_model(checkpoint: Checkpoint, geometry: Geometry, dtype: DType) -> Model:
+    """Load a model's weights as `dtype` (fp32 or bf16).
+
+    Raises ModelFileError naming a tensor that is missing or of another shape than `geometry` says.
+    """
+    served = plugin_names(__package__)
+    if geometry.family not in served:
+        raise UnsupportedModelError(
+            f"{geometry.architecture} can be sized but not served yet; served: {', '.join(served)}"
+        )
+    require_tensors(checkpoint, expected_tensors(geometry))
+    module = cast(ModelModule, load_plugin(__package__, geometry.family))
+    return module.load(checkpoint, geometry, dtype)

@@ -1,0 +1,206 @@
+"""Text to token ids and back, and messages to a prompt, for one model.
+
+The ids come from the `tokenizers` library; bytes and text of ids are worked out here, so that
+streamed and whole decoding are the same function. Loaded from a folder's tokenizer.json or straight
+from a GGUF header.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from holdover.errors import ModelFileError, RequestError, UnsupportedModelError
+from holdover.text.chat import ChatTemplate, Message
+
+_SPACE = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenizerSource(Protocol):
+    """The part of a checkpoint that a tokenizer is made from."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Build with `load_tokenizer`.
+
+    `prefix_ids` and `suffix_ids` are what the model wants around a text (mostly one bos token).
+    `eos_token_ids` holds every id that ends an answer.
+    """
+
+    path: Path
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    special_ids: frozenset[int]
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    strips_leading_space: bool
+    chat_template: ChatTemplate | None
+    _backend: tokenizers.Tokenizer
+    _byte_level: bool
+    _bytes: dict[int, bytes] = field(default_factory=dict)
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, field_name: str = "prompt"
+    ) -> list[int]:
+        """Ids of a text; special tokens spelled in it are recognised, as in Hugging Face."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                field_name, "holds a lone surrogate or is not text; send valid Unicode"
+            ) from error
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids. Bytes that make no character become U+FFFD; unknown ids add nothing."""
+        shown = (i for i in ids if not (skip_special_tokens and i in self.special_ids))
+        text = b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the text; for a special token, its name."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            piece = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+            known = self._bytes[token_id] = b"" if piece is None else self._piece_bytes(piece)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """A token by itself, for logprobs; U+FFFD where it is part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Messages as prompt text, through the model's own chat template."""
+        if self.chat_template is None:
+            raise RequestError(
+                "messages",
+                "this model has no chat template; send text to /v1/completions instead",
+                code="no_chat_template",
+            )
+        return self.chat_template.render(messages, tools, add_generation_prompt)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Messages as ids; the bos is added only where the template did not write it."""
+        text = self.render_chat(messages, tools, add_generation_prompt)
+        ids = self.encode(text, add_special_tokens=False, field_name="messages")
+        n_prefix = len(self.prefix_ids)
+        return ids if tuple(ids[:n_prefix]) == self.prefix_ids else [*self.prefix_ids, *ids]
+
+    def _piece_bytes(self, piece: str) -> bytes:
+        if self._byte_level:
+            try:
+                return bytes(map(_BYTE_OF_CHAR.__getitem__, piece))
+            except KeyError:  # an added token is spelled as text, not in the byte alphabet
+                return piece.encode()
+        byte = _BYTE_TOKEN.fullmatch(piece)
+        if byte is not None:
+            return bytes.fromhex(byte.group(1))
+        return piece.replace(_SPACE, " ").encode()
+
+
+def load_tokenizer(source: TokenizerSource) -> Tokenizer:
+    """The tokenizer of a checkpoint; `ModelFileError` where it is missing or damaged."""
+    # Each needs this module's `assemble_tokenizer`, and a GGUF server never needs the other.
+    if source.metadata:
+        from holdover.text._from_gguf import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(source)
+    from holdover.text._from_folder import tokenizer_from_folder
+
+    return tokenizer_from_folder(source)
+
+
+def assemble_tokenizer(
+    path: Path,
+    backend: tokenizers.Tokenizer,
+    *,
+    bos_token_id: int | None,
+    eos_token_ids: Iterable[int],
+    around: tuple[Sequence[int], Sequence[int]],
+    template: ChatTemplate | None,
+) -> Tokenizer:
+    """Check what a source said against its vocabulary and put it together."""
+    vocab_size = backend.get_vocab_size(with_added_tokens=True)
+    prefix, suffix = around
+    for token_id in (*eos_token_ids, *prefix, *suffix):
+        if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise ModelFileError(
+                path, f"names the special token id {token_id!r}; its vocabulary has {vocab_size}"
+            )
+    added = backend.get_added_tokens_decoder()
+    byte_level, strips = _decoding(path, backend)
+    return Tokenizer(
+        path=path,
+        vocab_size=vocab_size,
+        bos_token_id=bos_token_id,
+        eos_token_ids=frozenset(eos_token_ids),
+        special_ids=frozenset(i for i, token in added.items() if token.special),
+        prefix_ids=tuple(prefix),
+        suffix_ids=tuple(suffix),
+        strips_leading_space=strips,
+        chat_template=template,
+        _backend=backend,
+        _byte_level=byte_level,
+    )
+
+
+def _decoding(path: Path, backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
+    """Whether pieces are spelled in the byte alphabet, and whether a leading space is dropped."""
+    decoder = backend.decoder
+    if decoder is None:
+        raise UnsupportedModelError(f"{path}: tokenizer without a decoder")
+    state: dict[str, Any] = json.loads(decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    byte_level = strips = False
+    for step in steps:
+        kind = step["type"]
+        if kind == "ByteLevel":
+            byte_level = True
+        elif kind == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0):
+            strips = True
+        elif kind == "Metaspace" and step["replacement"] == _SPACE:
+            strips = step.get("prepend_scheme", "always") != "never"
+        elif kind == "Replace" and step["pattern"] == {"String": _SPACE}:
+            pass  # done for every piece
+        elif kind not in ("ByteFallback", "Fuse"):
+            raise UnsupportedModelError(f"{path}: tokenizer decoder {kind!r} is not supported")
+    return byte_level, strips
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte alphabet of GPT-2: printable bytes stand for themselves, the others follow 255."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
