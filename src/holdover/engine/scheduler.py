@@ -54,6 +54,8 @@ class Scheduler:
         self.parked: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.parked_total = 0
+        self.prompt_tokens = 0  # of all sequences ever let in
+        self.cached_tokens = 0  # those of them that were reused
         self._steps = 0
         # An entrance that failed is tried again when room may have come: matching is not free.
         self._entrance_closed = False
@@ -186,6 +188,8 @@ class Scheduler:
         sequence.cache = cache
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cache.n_tokens
+            self.prompt_tokens += sequence.n_prompt
+            self.cached_tokens += cache.n_tokens
         return min(sequence.n_pending, budget)
 
 
