@@ -67,8 +67,8 @@ def self_attention(
     g = geometry
     split = g.query_width + g.kv_width
     qkv = F.linear(rms_norm(hidden, weights.norm, g.norm_eps), weights.qkv, weights.qkv_bias)
-    heads = qkv[:, :split].unflatten(1, (g.query_heads + g.kv_heads, g.head_dim))
-    value = qkv[:, split:].unflatten(1, (g.kv_heads, g.head_dim))
+    heads = qkv[:, :split].view(-1, g.query_heads + g.kv_heads, g.head_dim)
+    value = qkv[:, split:].view(-1, g.kv_heads, g.head_dim)
     if weights.qk_norm is not None:
         heads = rms_norm(heads, weights.qk_norm, g.norm_eps)
     heads = rotate(heads, angles)

@@ -38,7 +38,7 @@ class Loader:
         shapes = [self.checkpoint.tensors[name].shape for name in names]
         rows = sum(shape[0] for shape in shapes)
         whole = torch.empty((rows, *shapes[0][1:]), dtype=TORCH_DTYPES[self.dtype])
-        parts = whole.split([shape[0] for shape in shapes])
+        parts = torch.split(whole, [shape[0] for shape in shapes])
         for name, part in zip(names, parts, strict=True):
             part.copy_(self.checkpoint.load(name, whole.dtype))
         return whole

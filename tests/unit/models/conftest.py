@@ -1,0 +1,314 @@
+"""Tiny random models of every variant, and two caches to step them over.
+
+`ContiguousCache` is an independent oracle in the plainest torch; `PagedCache` is the real reference
+backend over a real arena, with blocks handed out in an order that is not the sequence's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdover.codecs.base import uniform
+from holdover.geometry.base import Geometry
+from holdover.kernels import reference
+from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.models.base import Model
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+from holdover.units import ceil_div
+
+Turn = Sequence[tuple[int, int]]
+"""One step: (sequence, tokens to compute)."""
+
+
+class Cache(Protocol):
+    def begin(self, turn: Turn, lengths: Mapping[int, int]) -> AttentionStep: ...
+
+
+@dataclass
+class ContiguousStep:
+    """Keys and values of each sequence as one tensor per layer, scores as one full matrix.
+
+    Computed in `dtype`: fp32, or the model's own to round where transformers' eager attention does.
+    """
+
+    geometry: Geometry
+    turn: Turn
+    rows: dict[tuple[int, int, str], Tensor]
+    dtype: torch.dtype
+    calls: list[tuple[float, float]] = field(default_factory=list)
+
+    def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        for plane, flat in rows.items():
+            for (sequence, _), part in zip(self.turn, self._split(flat), strict=True):
+                key = (layer, sequence, plane)
+                stored = [self.rows[key]] if key in self.rows else []
+                self.rows[key] = torch.cat([*stored, part.to(self.dtype)])
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+        self.calls.append((scale, softcap))
+        return torch.cat(
+            [
+                self._attend_one(layer, sequence, part, scale, softcap)
+                for (sequence, _), part in zip(self.turn, self._split(query), strict=True)
+            ]
+        )
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        return list(torch.split(flat, [n for _, n in self.turn]))
+
+    def _attend_one(
+        self, layer: int, sequence: int, query: Tensor, scale: float, softcap: float
+    ) -> Tensor:
+        shared = self.geometry.query_heads // self.geometry.kv_heads
+        keys, values = (
+            self.rows[layer, sequence, p].repeat_interleave(shared, 1).transpose(0, 1) for p in "kv"
+        )
+        scores = query.to(self.dtype).transpose(0, 1) @ keys.transpose(1, 2) * scale
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        n_keys, n_queries = keys.shape[1], len(query)
+        residency = self.geometry.layers[layer].residency
+        for row in range(n_queries):
+            position = n_keys - n_queries + row
+            scores[:, row, : residency.first_visible(position)] = -torch.inf
+            scores[:, row, position + 1 :] = -torch.inf
+        weights = scores.softmax(-1, torch.float32).to(self.dtype)
+        return (weights @ values).transpose(0, 1).to(query.dtype)
+
+
+@dataclass
+class ContiguousCache:
+    geometry: Geometry
+    dtype: torch.dtype = torch.float32
+    rows: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
+    last: ContiguousStep | None = None
+
+    def begin(self, turn: Turn, lengths: Mapping[int, int]) -> AttentionStep:
+        self.last = ContiguousStep(self.geometry, turn, self.rows, self.dtype)
+        return self.last
+
+
+class PagedCache:
+    """Block b of sequence s, in every group, is the next free one when it is first needed."""
+
+    def __init__(self, geometry: Geometry, codec: str = "fp32", block_tokens: int = 4) -> None:
+        n_sectors, limits = 256, Limits(8, 4096, 4096)
+        spec = CacheSpec.of(geometry.layers, block_tokens)
+        self.layout = CacheLayout.of(spec, uniform(codec))
+        shape = AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
+        # Bytes that are no number: a read of a row that was never written shows.
+        arena = torch.full((n_sectors * self.layout.sector_bytes,), 0xFF, dtype=torch.uint8)
+        workspace = torch.empty(
+            reference.workspace_bytes(self.layout, limits, shape), dtype=torch.uint8
+        )
+        self.backend = reference.bind(arena, self.layout, limits, workspace)
+        self.tables: list[dict[int, list[int]]] = [{} for _ in spec.groups]
+        self.free = [list(range(n_sectors * per // 8)) for per in self.layout.blocks_per_sector]
+
+    def begin(self, turn: Turn, lengths: Mapping[int, int]) -> AttentionStep:
+        block_tokens = self.layout.spec.block_tokens
+        context = [lengths[sequence] + n for sequence, n in turn]
+        width = max(ceil_div(tokens, block_tokens) for tokens in context)
+        tables = []
+        for group, table in enumerate(self.tables):
+            flat = np.full((len(turn), width), -1, np.int32)
+            for row, (sequence, _) in enumerate(turn):
+                blocks = table.setdefault(sequence, [])
+                while len(blocks) * block_tokens < context[row]:
+                    # Groups own sectors in turn, so block numbers of two groups never overlap.
+                    blocks.append(self._take(group))
+                flat[row, : len(blocks)] = blocks
+            tables.append(flat)
+        starts = np.cumsum([0, *(n for _, n in turn)], dtype=np.int32)
+        return self.backend.begin(
+            AttentionBatch(starts, np.array(context, np.int32), tuple(tables))
+        )
+
+    def _take(self, group: int) -> int:
+        """The next block in a sector of the group's own: sector number = group, modulo groups."""
+        per = self.layout.blocks_per_sector[group]
+        number = self.free[group].pop(0)
+        sector, slot = divmod(number, per)
+        return (sector * len(self.tables) + group) * per + slot
+
+
+def step_through(
+    model: Model, cache: Cache, prompts: Sequence[Tensor], turns: Sequence[Turn]
+) -> list[Tensor]:
+    """Run the turns over a flat batch; per sequence the logits of every one of its tokens."""
+    lengths = dict.fromkeys(range(len(prompts)), 0)
+    seen: list[list[Tensor]] = [[] for _ in prompts]
+    for turn in turns:
+        tokens = torch.cat([prompts[s][lengths[s] : lengths[s] + n] for s, n in turn])
+        positions = torch.cat([torch.arange(lengths[s], lengths[s] + n) for s, n in turn])
+        step = cache.begin(turn, lengths)
+        rows = model.forward(tokens, positions, step, torch.arange(len(tokens)))
+        for (sequence, n), part in zip(turn, rows.split([n for _, n in turn]), strict=True):
+            seen[sequence].append(part)
+            lengths[sequence] += n
+    return [torch.cat(parts) for parts in seen]
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LOCAL = {"rope_type": "default", "rope_theta": 100.0}
+_GLOBAL = {"rope_type": "default", "rope_theta": 5000.0}
+_GEMMA = {"head_dim": 10, "query_pre_attn_scalar": 24, "sliding_window": 7, "hidden_size": 42}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2_mha": ("Llama", {"num_key_value_heads": 6}),
+    "llama3_gqa": ("Llama", {"rope_parameters": _LLAMA3}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama_head_dim": ("Llama", {"head_dim": 14}),
+    "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    "llama_gelu": ("Llama", {"hidden_act": "gelu"}),
+    "mistral_window": ("Mistral", {"sliding_window": 9}),
+    "mistral_full": ("Mistral", {"sliding_window": None}),
+    "qwen2_bias": ("Qwen2", {}),
+    "qwen2_mixture": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen2_yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen3_qk_norm": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True}),
+    "gemma3_text": (
+        "Gemma3Text",
+        _GEMMA
+        | {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"sliding_attention": _LOCAL, "full_attention": _GLOBAL},
+        },
+    ),
+    "gemma3_pattern": (
+        "Gemma3Text",
+        _GEMMA
+        | {
+            "num_hidden_layers": 7,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "sliding_attention": _LOCAL,
+                "full_attention": _GLOBAL | {"rope_type": "linear", "factor": 8.0},
+            },
+        },
+    ),
+    "gemma3_wrapper": ("Gemma3", _GEMMA | {"sliding_window": 11}),
+}
+
+
+def hf_config(variant: str) -> Any:
+    import transformers
+
+    name, changes = VARIANTS[variant]
+    text = TINY | changes
+    if name == "Gemma3":
+        vision = {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "image_size": 28,
+            "patch_size": 14,
+        }
+        # Image markers outside the prompts' vocabulary.
+        ids = {"image_token_index": 96, "boi_token_index": 95, "eoi_token_index": 94}
+        return transformers.Gemma3Config(text_config=text, vision_config=vision, **ids)
+    return getattr(transformers, f"{name}Config")(**text)
+
+
+def hf_class(variant: str) -> Any:
+    import transformers
+
+    wrapper = VARIANTS[variant][0] == "Gemma3"
+    name = "AutoModelForImageTextToText" if wrapper else "AutoModelForCausalLM"
+    return getattr(transformers, name)
+
+
+def hf_model(variant: str) -> Any:
+    """A model whose every weight matters: norms away from one, biases away from zero."""
+    config = hf_config(variant)
+    torch.manual_seed(0)
+    model = hf_class(variant).from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                centre = float(name.endswith("norm.weight") and "emma3" not in config.model_type)
+                weight.normal_(centre, 0.3)
+            elif "_proj" in name:
+                weight.normal_(0, 1.5 * weight.shape[1] ** -0.5)
+            else:
+                weight.normal_(0, 0.5)
+            weight.copy_(weight.bfloat16())  # so that bf16 and fp32 load the same values
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """variant -> (folder, the transformers model), made on first use."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(variant: str) -> tuple[Path, Any]:
+        if variant not in made:
+            folder = tmp_path_factory.mktemp(variant)
+            model = hf_model(variant)
+            model.save_pretrained(folder)
+            assert json.loads((folder / "config.json").read_text())["model_type"]
+            made[variant] = (folder, model)
+        return made[variant]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=list(VARIANTS))
+def variant(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def kit() -> Any:
+    """The helpers of this file, for tests to call."""
+    return sys.modules[__name__]
