@@ -82,6 +82,8 @@ class CacheManager:
         """Room to compute `n_tokens` more than are committed: all of it, or False and nothing."""
         stop = ceil_div(sequence.n_tokens + n_tokens, self._block_tokens)
         n_new = [max(0, stop - len(table.blocks)) for table in sequence.tables]
+        if not any(n_new):
+            return True
         if not self._has_room(n_new):
             return False
         self._extend(sequence, n_new)
@@ -101,13 +103,17 @@ class CacheManager:
             key = self._publish(sequence, index, self._block_tokens)
             assert key is not None, "a full run has a key"
             sequence.keys.append(key)
+        n_blocks = ceil_div(sequence.n_tokens, self._block_tokens)
         for group, table in enumerate(sequence.tables):
+            assert len(table.blocks) >= n_blocks, "commit past what was reserved"
+            first_visible = self._residencies[group].first_visible(sequence.n_tokens)
+            if first_visible // self._block_tokens <= table.start:
+                continue  # nothing died: most steps, so they are kept cheap
             live = self._step_blocks(group, sequence.n_tokens, sequence.n_tokens)
-            assert len(table.blocks) >= live.stop, "commit past what was reserved"
             for index in range(table.start, live.start):
                 if index not in live:
                     self._unref(table.clear(index))
-            table.start = max(table.start, live.start)
+            table.start = live.start
 
     def release(self, sequence: SequenceCache) -> None:
         """Let go of everything; what was computed, the partly filled tail included, stays cached.

@@ -75,6 +75,7 @@ class BlockLayout:
     block_tokens: int
     fields: tuple[PlacedField, ...]
     nbytes: int
+    payload_nbytes: int  # without the alignment between fields
 
     @classmethod
     def of(cls, group: Group, block_tokens: int, codec_for: CodecChoice) -> BlockLayout:
@@ -86,11 +87,8 @@ class BlockLayout:
                 for field in codec.fields(plane, block_tokens):
                     placed.append(PlacedField(layer, plane.name, codec.name, field, offset))
                     offset = round_up(offset + field.nbytes, ALIGNMENT)
-        return cls(group, block_tokens, tuple(placed), offset)
-
-    @property
-    def payload_nbytes(self) -> int:
-        return sum(placed.field.nbytes for placed in self.fields)
+        payload = sum(p.field.nbytes for p in placed)
+        return cls(group, block_tokens, tuple(placed), offset, payload)
 
     @property
     def padding_nbytes(self) -> int:

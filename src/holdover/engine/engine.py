@@ -1,0 +1,267 @@
+"""The engine: a thread that turns requests into events, one step after the other.
+
+    any thread     submit, cancel, stats, shutdown
+       | inbox     commands, run between two steps
+    its thread     schedule -> run -> sample -> commit -> emit
+
+Everything but the inbox, the open requests and the last stats belongs to the engine's thread. A
+step that fails ends the running requests and no other; a sink that fails ends its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from holdover.cache.manager import CacheManager
+from holdover.engine.admission import check_request
+from holdover.engine.answer import Answer, Request
+from holdover.engine.api import EngineStats, Event, EventSink, FinishReason, SamplingParams
+from holdover.engine.runner import Runner
+from holdover.engine.sampler import sample
+from holdover.engine.scheduler import Scheduler
+from holdover.engine.sequence import Sequence, State
+from holdover.errors import RequestError
+from holdover.kernels.base import KernelBackend
+from holdover.models.base import Model
+from holdover.spec.limits import Limits
+from holdover.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves from its construction to `shutdown`. `limits.max_context_tokens` is what one sequence
+    can always have; `planned_bytes` and `allocated_bytes` of the arena are for stats."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        kernels: KernelBackend,
+        manager: CacheManager,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        planned_bytes: int,
+        allocated_bytes: int,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._vocab_size = min(tokenizer.vocab_size, model.geometry.vocab_size)
+        self._manager = manager
+        self._scheduler = Scheduler(manager, limits)
+        self._runner = Runner(model, kernels, manager)
+        self._arena_bytes = (planned_bytes, allocated_bytes)
+        self._request_ids = itertools.count()
+        self._arrivals = itertools.count()
+        self._answers: dict[Sequence, Answer] = {}  # those of open requests
+        self._steps = 0
+        self._generated_tokens = 0
+        self._stopped = False
+        self._changed = threading.Condition()  # guards the rest
+        self._inbox: list[Callable[[], None]] = []
+        self._open: dict[str, Request] = {}
+        self._closing = False
+        self._stats = self._snapshot()
+        self._thread = threading.Thread(target=self._main, name="holdover-engine", daemon=True)
+        self._thread.start()
+
+    # ---- any thread ---------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        on_event: EventSink,
+        *,
+        n: int = 1,
+        tenant: str = "",
+    ) -> str:
+        max_tokens = check_request(
+            prompt, params, n, self._vocab_size, self.limits.max_context_tokens
+        )
+        request = Request(f"request-{next(self._request_ids)}", on_event)
+        for index in range(n):
+            sequence = Sequence.of(
+                next(self._arrivals), prompt, params, max_tokens, tenant=tenant, sibling=index
+            )
+            request.answers[index] = Answer(request, index, sequence, self.tokenizer)
+        with self._changed:
+            if self._closing:
+                raise RequestError(None, "the engine is shutting down", code="shutting_down")
+            self._open[request.request_id] = request
+            self._post(partial(self._enter, request))
+        return request.request_id
+
+    def cancel(self, request_id: str) -> None:
+        with self._changed:
+            request = self._open.get(request_id)
+            if request is not None:
+                self._post(partial(self._end, request, "cancelled"))
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def shutdown(self, grace_s: float) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: not self._open, timeout=grace_s)
+            self._post(self._stop)
+        self._thread.join()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._changed.notify_all()
+
+    # ---- the engine's thread ------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while not self._stopped:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._inbox or self._scheduler.has_work)
+                    commands, self._inbox = self._inbox, []
+                for command in commands:
+                    command()
+                if self._scheduler.has_work:
+                    self._guarded_step()
+        except BaseException:
+            _log.critical("the engine stops: it could not recover from an error", exc_info=True)
+            self._abandon()
+
+    def _guarded_step(self) -> None:
+        try:
+            events = self._step()
+        except Exception as error:
+            _log.exception("a step failed; its requests end with an error")
+            events = self._fail_running(f"internal error: {type(error).__name__}")
+            if not events:
+                raise  # nobody to blame: the next step would fail alike
+        self._stats = self._snapshot()
+        for answer, event in events:
+            self._emit(answer, event)
+
+    def _step(self) -> list[tuple[Answer, Event]]:
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return []
+        logits = self._runner.run(batch)
+        rows = [sequence.sample_row() for sequence in batch.sampled]
+        sampled = sample(logits, rows) if rows else []
+        self._scheduler.commit(batch)
+        self._steps += 1
+        self._generated_tokens += len(sampled)
+        events = []
+        for sequence, token in zip(batch.sampled, sampled, strict=True):
+            answer = self._answers[sequence]
+            event = answer.push(token)
+            if event.finish_reason is not None:
+                self._scheduler.finish(sequence)
+            self._let_siblings_go(answer.request)
+            events.append((answer, event))
+        return events
+
+    def _fail_running(self, reason: str) -> list[tuple[Answer, Event]]:
+        """End whoever took part in the step; rows it wrote are not committed, so not in reuse."""
+        events = []
+        for sequence, answer in list(self._answers.items()):
+            if sequence.state is State.RUNNING:
+                self._scheduler.finish(sequence)
+            elif sequence.state is not State.FINISHED:
+                continue  # waiting or parked: not touched by the step
+            self._let_siblings_go(answer.request)
+            events.append((answer, answer.end("error", reason)))
+        return events
+
+    def _enter(self, request: Request) -> None:
+        """Queue the first answer. The others follow when its prompt is there to be reused."""
+        for answer in request.answers.values():
+            answer.sequence.state = State.HELD_BACK
+            self._answers[answer.sequence] = answer
+        first, *request.held_back = request.answers.values()
+        self._scheduler.add(first.sequence)
+
+    def _let_siblings_go(self, request: Request) -> None:
+        for answer in request.held_back:
+            self._scheduler.add(answer.sequence)
+        request.held_back = []
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request from outside, unless it just ended by itself."""
+        answers = list(request.answers.values())
+        self._let_siblings_go(request)
+        for answer in answers:
+            self._scheduler.finish(answer.sequence)
+        self._stats = self._snapshot()
+        for answer in answers:
+            self._emit(answer, answer.end(reason))
+
+    def _emit(self, answer: Answer, event: Event) -> None:
+        request = answer.request
+        if answer.index not in request.answers:
+            return  # its sink failed before this event's turn
+        if event.finish_reason is not None:
+            self._forget([answer])
+        try:
+            request.sink(event)
+        except Exception:
+            _log.exception("the sink of %s failed; the request is dropped", request.request_id)
+            rest = list(request.answers.values())
+            self._let_siblings_go(request)
+            for other in rest:
+                self._scheduler.finish(other.sequence)
+            self._forget(rest)
+            self._stats = self._snapshot()
+
+    def _forget(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            del answer.request.answers[answer.index]
+            del self._answers[answer.sequence]
+            if not answer.request.answers:
+                with self._changed:
+                    del self._open[answer.request.request_id]
+                    self._changed.notify_all()
+
+    def _stop(self) -> None:
+        for request in list(self._open.values()):
+            self._end(request, "cancelled")
+        self._stopped = True
+
+    def _abandon(self) -> None:
+        """Nothing can be trusted any more: tell every client, take no new ones."""
+        with self._changed:
+            self._closing = True
+            left = [
+                answer for request in self._open.values() for answer in request.answers.values()
+            ]
+            self._open.clear()
+            self._changed.notify_all()
+        for answer in left:
+            try:
+                answer.request.sink(answer.end("error", "internal error: the engine stopped"))
+            except Exception:
+                _log.exception("the sink of %s failed", answer.request.request_id)
+
+    def _snapshot(self) -> EngineStats:
+        scheduler, manager = self._scheduler, self._manager
+        planned_bytes, allocated_bytes = self._arena_bytes
+        inside = len(scheduler.running) + len(scheduler.parked)
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=sum(s.state is not State.FINISHED for s in self._answers) - inside,
+            parked=len(scheduler.parked),
+            steps=self._steps,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            generated_tokens=self._generated_tokens,
+            parked_total=scheduler.parked_total,
+            evicted_blocks=manager.evicted_blocks,
+            planned_bytes=planned_bytes,
+            allocated_bytes=allocated_bytes,
+            held_bytes=manager.held_bytes,
+            logical_bytes=manager.logical_bytes,
+            cached_bytes=manager.cached_bytes,
+        )

@@ -1,0 +1,51 @@
+"""One step on the device: block tables from the cache, then the model's forward pass.
+
+Reads the batch and the manager's block tables; changes only the arena's bytes, by the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdover.cache.manager import CacheManager
+from holdover.engine.scheduler import Batch
+from holdover.kernels.base import AttentionBatch, KernelBackend
+
+if TYPE_CHECKING:
+    from holdover.models.base import Model
+
+
+class Runner:
+    def __init__(self, model: Model, kernels: KernelBackend, manager: CacheManager) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._manager = manager
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor:
+        """Logits [rows of the batch that get a token, vocab] float32."""
+        step = self._kernels.begin(attention_batch(batch, self._manager))
+        return self._model.forward(
+            torch.from_numpy(batch.token_ids),
+            torch.from_numpy(batch.positions),
+            step,
+            torch.from_numpy(batch.logit_rows),
+        )
+
+
+def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:
+    """The batch with its block tables, cut to the blocks that hold a token after this step."""
+    block_tokens = manager.layout.spec.block_tokens
+    n_blocks = (-(-batch.context_tokens // block_tokens)).tolist()
+    tables = []
+    for group in range(len(manager.layout.blocks)):
+        table = np.full((len(n_blocks), max(n_blocks)), -1, dtype=np.int32)
+        for row, sequence, n in zip(table, batch.sequences, n_blocks, strict=True):
+            assert sequence.cache is not None
+            row[:n] = manager.block_table(sequence.cache, group)[:n]
+        tables.append(table)
+    return AttentionBatch(batch.query_start, batch.context_tokens, tuple(tables))

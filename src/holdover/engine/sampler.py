@@ -1,0 +1,233 @@
+"""From logits to tokens, vectorised over rows.
+
+A row's token depends on its logits, its parameters and one uniform number, and on no other row:
+alone or batched, at once or after parking, the answer is the same. Plain greedy rows cost one
+argmax. All other rows are worked on in slices, so that scratch stays within `sampler_bytes`.
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdover.engine.api import SamplingParams, TokenLogprob
+from holdover.engine.counts import TokenCounts
+from holdover.spec.limits import Limits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+_SLICE_ELEMENTS = 2**18  # logits worked on at once; one row if the vocabulary is larger
+_SCRATCH_BYTES_PER_LOGIT = 48  # copy 4, probabilities 4, running sum 4, sort 12 + its inside 16
+_ROW_SCRATCH_BYTES = 4096  # per row: parameters, the likeliest tokens, results
+_HEADS = (64, 1024)  # sorted heads tried before the whole vocabulary is sorted
+_MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """What one row of logits needs. `uniform` in [0, 1) is the row's own number for this token."""
+
+    params: SamplingParams
+    uniform: float = 0.0
+    counts: TokenCounts | None = None
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        params = self.params
+        return params.temperature == 0 and not params.logit_bias and self.counts is None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+def has_penalty(params: SamplingParams) -> bool:
+    """Whether rows of these parameters need `TokenCounts`."""
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def sampler_bytes(limits: Limits, vocab_size: int) -> int:
+    """Most scratch bytes of one `sample` call within the limits, the logits themselves apart."""
+    rows = min(limits.max_sequences, _rows_per_slice(vocab_size))
+    return rows * vocab_size * _SCRATCH_BYTES_PER_LOGIT + limits.max_sequences * _ROW_SCRATCH_BYTES
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """One token per row of `logits` [rows, vocab] float32, which stay as they are.
+
+    Raises FloatingPointError if a row has NaN where its token is chosen.
+    """
+    assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)}"
+    tokens = np.full(len(rows), -1, dtype=np.int64)
+    greedy = [i for i, row in enumerate(rows) if row.is_plain_greedy]
+    if greedy:
+        best, arg = logits.max(-1)
+        if bool(best.isnan().any()):
+            raise FloatingPointError("the model's logits contain NaN")
+        tokens[greedy] = arg.numpy(force=True)[greedy]
+    per_slice = _rows_per_slice(logits.shape[1])
+    others = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
+    for start in range(0, len(others), per_slice):
+        index = others[start : start + per_slice]
+        tokens[index] = _sample_slice(logits, index, [rows[i] for i in index])
+    logprobs: list[TokenLogprob | None] = [None] * len(rows)
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    for start in range(0, len(wanted), per_slice):
+        index = wanted[start : start + per_slice]
+        counts = [rows[i].params.logprobs or 0 for i in index]
+        for i, logprob in zip(index, _logprobs(logits, index, tokens[index], counts), strict=True):
+            logprobs[i] = logprob
+    return [Sampled(int(t), lp) for t, lp in zip(tokens, logprobs, strict=True)]
+
+
+def _rows_per_slice(vocab_size: int) -> int:
+    return max(1, _SLICE_ELEMENTS // vocab_size)
+
+
+def _sample_slice(logits: Tensor, index: list[int], rows: Sequence[SampleRow]) -> NDArray[np.int64]:
+    """Tokens of the rows `index`: adjust, scale, cut, draw."""
+    import torch
+
+    scores = logits[torch.tensor(index, device=logits.device)]
+    _add_bias(scores, rows)
+    _penalise(scores, rows)
+    best, arg = scores.max(-1, keepdim=True)
+    if bool(best.isnan().any()):
+        raise FloatingPointError("the model's logits contain NaN")
+    tokens = arg[:, 0].numpy(force=True)
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if not drawn:
+        return tokens
+    # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
+    scores.sub_(best).div_(_column(scores, [r.params.temperature or 1.0 for r in rows]))
+    if any(row.params.min_p > 0 for row in rows):
+        floor = [math.log(r.params.min_p) if r.params.min_p > 0 else -math.inf for r in rows]
+        scores.masked_fill_(scores < _column(scores, floor), -math.inf)
+    probabilities = scores.softmax(-1)
+    del scores
+    whole = [i for i in drawn if rows[i].params.top_k == 0 and rows[i].params.top_p >= 1]
+    if whole:
+        tokens[whole] = _draw(probabilities[whole], [rows[i].uniform for i in whole])
+    cut = [i for i in drawn if rows[i].params.top_k > 0 or rows[i].params.top_p < 1]
+    for head in (*_HEADS, probabilities.shape[1]):
+        now = [i for i in cut if min(rows[i].params.top_k, probabilities.shape[1]) <= head]
+        if now:
+            found = _draw_cut(probabilities, now, [rows[i] for i in now], head)
+            tokens[now] = np.where(found >= 0, found, tokens[now])
+            done = {i for i, token in zip(now, found, strict=True) if token >= 0}
+            cut = [i for i in cut if i not in done]
+    assert not cut, f"rows {cut} got no token"
+    return tokens
+
+
+def _draw_cut(
+    probabilities: Tensor, index: list[int], rows: Sequence[SampleRow], head: int
+) -> NDArray[np.int64]:
+    """Draw from the top_k and top_p cut; -1 where more than `head` sorted tokens are needed.
+
+    Which heads a row tries depends on that row alone, so ties are broken alike in any batch.
+    """
+    import torch
+
+    vocab_size = probabilities.shape[1]
+    top, ids = probabilities[index].topk(min(head, vocab_size))
+    n_top = top.shape[1]
+    k = [min(row.params.top_k, vocab_size) or vocab_size for row in rows]
+    if n_top > min(k):
+        rank = torch.arange(n_top, dtype=torch.int32, device=ids.device)
+        top.masked_fill_(rank >= _column(ids, k), 0.0)
+    mass = top.cumsum(-1)
+    # Under top_k the mass is that of the k; else it is all of it, whether in the head or not.
+    limited = [row.params.top_k > 0 for row in rows]
+    total = mass[:, -1:].where(ids.new_tensor(limited).bool()[:, None], mass.new_ones(1))
+    goal = _column(mass, [row.params.top_p for row in rows]) * total
+    enough = (mass[:, -1:] >= goal)[:, 0].numpy(force=True) | np.asarray(limited)
+    top.masked_fill_(mass - top >= goal, 0.0)
+    picked = _draw(top, [row.uniform for row in rows])
+    tokens: NDArray[np.int64] = ids.numpy(force=True)[np.arange(len(rows)), picked]
+    return tokens if n_top == vocab_size else np.where(enough, tokens, -1)
+
+
+def _draw(weights: Tensor, uniforms: Sequence[float]) -> NDArray[np.int64]:
+    """Inverse of the cumulative weights [rows, n], which need not sum to 1, at the uniforms."""
+    import torch
+
+    mass = weights.cumsum(-1)
+    total = mass[:, -1:]
+    # Rounding must not push the goal to the total: then no entry would lie above it.
+    goal = torch.minimum(total * _column(mass, uniforms), total.nextafter(mass.new_zeros(1)))
+    found = torch.searchsorted(mass, goal, right=True)[:, 0]
+    return found.clamp_(max=weights.shape[1] - 1).numpy(force=True)
+
+
+def _add_bias(scores: Tensor, rows: Sequence[SampleRow]) -> None:
+    flat = [(i, t, bias) for i, row in enumerate(rows) for t, bias in row.params.logit_bias]
+    if flat:
+        import torch
+
+        index, ids, bias = zip(*flat, strict=True)
+        where = (_ids(scores, index), _ids(scores, ids))
+        scores.index_put_(where, torch.tensor(bias, device=scores.device), accumulate=True)
+
+
+def _penalise(scores: Tensor, rows: Sequence[SampleRow]) -> None:
+    seen = [(i, row.params, row.counts) for i, row in enumerate(rows) if row.counts is not None]
+    if not seen:
+        return
+    import torch
+
+    index, params, counts = zip(*seen, strict=True)
+    lengths = [len(c.ids) for c in counts]
+
+    def each_token(values: Sequence[float]) -> Tensor:
+        """A row's value for each of its tokens."""
+        flat = np.repeat(np.asarray(values, dtype=np.float32), lengths)
+        return torch.from_numpy(flat).to(scores.device)
+
+    ids = _ids(scores, np.concatenate([c.ids for c in counts]))
+    where = (_ids(scores, np.repeat(index, lengths)), ids)
+    generated = torch.from_numpy(np.concatenate([c.generated for c in counts])).to(scores.device)
+    score = scores[where]
+    penalty = each_token([p.repetition_penalty for p in params])
+    score = torch.where(score > 0, score / penalty, score * penalty)
+    score -= each_token([p.presence_penalty for p in params]) * (generated > 0)
+    score -= each_token([p.frequency_penalty for p in params]) * generated
+    scores[where] = score
+
+
+def _logprobs(
+    logits: Tensor, index: list[int], tokens: NDArray[np.int64], counts: Sequence[int]
+) -> list[TokenLogprob]:
+    """Of the chosen tokens and the `counts` likeliest ones, before any sampling parameter."""
+    values = logits[_ids(logits, index)].log_softmax(-1)
+    chosen = values.gather(1, _ids(logits, tokens)[:, None])[:, 0].tolist()
+    # Always as many, so that ties at the end do not depend on what other rows ask for.
+    top, ids = values.topk(min(_MAX_LOGPROBS, values.shape[1]))
+    pairs = [list(zip(i, t, strict=True)) for i, t in zip(ids.tolist(), top.tolist(), strict=True)]
+    return [
+        TokenLogprob(int(token), logprob, tuple(pair[:n]))
+        for token, logprob, pair, n in zip(tokens, chosen, pairs, counts, strict=True)
+    ]
+
+
+def _column(like: Tensor, values: Sequence[float]) -> Tensor:
+    return like.new_tensor(values)[:, None]
+
+
+def _ids(like: Tensor, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    import torch
+
+    return torch.as_tensor(np.asarray(values, dtype=np.int64), device=like.device)

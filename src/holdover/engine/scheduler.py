@@ -1,0 +1,221 @@
+"""Who computes which tokens in the next step.
+
+    budget    | one token for each sequence that only needs one | prompts, oldest first, in chunks |
+    room      oldest first; where there is none the youngest running sequence is parked
+    entrance  parked ones oldest first, then waiting ones in order; none after a step that parked
+
+Promises: the oldest running sequence advances in every step, everyone admitted finishes, and no
+step passes `step_tokens` or `max_sequences`. Talks to the cache through the manager only.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdover.cache.manager import CacheManager
+from holdover.engine.sequence import Sequence, State
+from holdover.spec.limits import Limits
+
+_by_arrival = attrgetter("arrival")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step, flat: sequences[s] owns tokens [query_start[s], query_start[s + 1]).
+
+    `logit_rows` are the rows of T whose token is the last known one of its sequence; the sequences
+    that get a new token, in the same order, are `sampled`.
+    """
+
+    sequences: tuple[Sequence, ...]
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    query_start: NDArray[np.int32]  # [sequences + 1]
+    context_tokens: NDArray[np.int32]  # [sequences], tokens of this step included
+    logit_rows: NDArray[np.int64]  # [R]
+    sampled: tuple[Sequence, ...]
+
+
+class Scheduler:
+    """Single-threaded; owns the sequences from `add` to `finish`."""
+
+    def __init__(self, manager: CacheManager, limits: Limits) -> None:
+        assert limits.step_tokens >= limits.max_sequences, "a step must hold a token of everyone"
+        self._manager = manager
+        self._limits = limits
+        self._block_tokens = manager.layout.spec.block_tokens
+        self.running: list[Sequence] = []  # all three by arrival
+        self.parked: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.parked_total = 0
+        self.prompt_tokens = 0  # of all sequences ever let in
+        self.cached_tokens = 0  # those of them that were reused
+        self._steps = 0
+        # An entrance that failed is tried again when room may have come: matching is not free.
+        self._entrance_closed = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.parked or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.state = State.WAITING
+        insort(self.waiting, sequence, key=_by_arrival)
+        self._entrance_closed = False
+
+    def finish(self, sequence: Sequence) -> None:
+        """Drop a sequence in any state, done or cancelled; what it computed stays for reuse."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+        elif sequence.state is State.PARKED:
+            self.parked.remove(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        sequence.state = State.FINISHED
+        self._let_go(sequence)
+        self._entrance_closed = False
+
+    def schedule(self) -> Batch | None:
+        """The next step, with room reserved for all its tokens; None when there is nothing to do.
+
+        Every batch must be followed by `commit`, or by `finish` of all its sequences.
+        """
+        self._steps += 1
+        n_parked = self.parked_total
+        wanted = self._share_budget()
+        work = self._reserve(wanted)
+        if self.parked_total == n_parked:
+            self._let_in(work)
+        assert work or not self.has_work, "there is work and no step to do it in"
+        return _batch(work) if work else None
+
+    def commit(self, batch: Batch) -> None:
+        """The rows of the batch are written."""
+        starts = batch.query_start.tolist()
+        token_ids = batch.token_ids.tolist()
+        for sequence, start, stop in zip(batch.sequences, starts, starts[1:], strict=False):
+            assert sequence.cache is not None
+            self._manager.commit(sequence.cache, token_ids[start:stop])
+
+    def _share_budget(self) -> list[tuple[Sequence, int]]:
+        """Tokens for each running sequence: single ones first, then prompts, oldest first."""
+        budget = self._limits.step_tokens
+        pending = [sequence.n_pending for sequence in self.running]
+        budget -= pending.count(1)
+        wanted = []
+        for sequence, n_pending in zip(self.running, pending, strict=True):
+            n_tokens = 1
+            if n_pending > 1:
+                n_tokens = min(n_pending, budget)
+                budget -= n_tokens
+            if n_tokens:
+                wanted.append((sequence, n_tokens))
+        return wanted
+
+    def _reserve(self, wanted: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """The part of `wanted` that finds room, at the cost of the youngest where there is none."""
+        work = []
+        for sequence, n_tokens in wanted:
+            while sequence.state is State.RUNNING:
+                assert sequence.cache is not None
+                if self._manager.reserve(sequence.cache, n_tokens):
+                    work.append((sequence, n_tokens))
+                    break
+                assert len(self.running) > 1, "the arena does not hold one sequence"
+                self._park(self.running[-1])
+        return work
+
+    def _park(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._let_go(sequence)
+        sequence.state = State.PARKED
+        insort(self.parked, sequence, key=_by_arrival)
+        self.parked_total += 1
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if sequence.cache is not None:
+            self._manager.release(sequence.cache)
+            sequence.cache = None
+            self._entrance_closed = False
+
+    def _let_in(self, work: list[tuple[Sequence, int]]) -> None:
+        """Add parked and waiting sequences to the step's work while budget and room last."""
+        # Blocks also come free behind windows, with no one leaving: look again now and then.
+        if self._entrance_closed and self.running and self._steps % self._block_tokens:
+            return
+        self._entrance_closed = False
+        budget = self._limits.step_tokens - sum(n_tokens for _, n_tokens in work)
+        while budget and len(self.running) < self._limits.max_sequences:
+            queue = self.parked or self.waiting
+            if not queue:
+                return
+            n_tokens = self._admit(queue[0], budget)
+            if n_tokens is None:
+                self._entrance_closed = True
+                return
+            sequence = queue.pop(0)
+            sequence.state = State.RUNNING
+            insort(self.running, sequence, key=_by_arrival)
+            insort(work, (sequence, n_tokens), key=lambda item: item[0].arrival)
+            budget -= n_tokens
+
+    def _admit(self, sequence: Sequence, budget: int) -> int | None:
+        """Give a sequence its cache; returns its tokens in this step, or None if there is no room.
+
+        It must find room for all its known tokens and a block more: less than that was too little
+        when it was parked, so that no one is parked and resumed in turns. With nobody else running
+        one step's room will do, which there always is.
+        """
+        manager, tokens = self._manager, sequence.tokens
+        match = manager.match(tokens, sequence.tenant)
+        n_room = min(len(tokens) + self._block_tokens, sequence.n_longest) - match.n_tokens
+        cache = manager.admit(tokens, match, n_room, sequence.tenant)
+        if cache is None and self.running:
+            return None
+        if cache is None:
+            # Whole blocks only: a tail's copy is not in what a sequence alone is promised.
+            n_whole = match.n_tokens // self._block_tokens * self._block_tokens
+            match = manager.match(tokens[: n_whole + 1], sequence.tenant)
+            n_step = min(len(tokens) - match.n_tokens, budget)
+            cache = manager.admit(tokens, match, n_step, sequence.tenant)
+            assert cache is not None, "the arena does not hold one sequence"
+        sequence.cache = cache
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = cache.n_tokens
+            self.prompt_tokens += sequence.n_prompt
+            self.cached_tokens += cache.n_tokens
+        return min(sequence.n_pending, budget)
+
+
+def _batch(work: Iterable[tuple[Sequence, int]]) -> Batch:
+    token_ids: list[int] = []
+    positions: list[int] = []
+    query_start = [0]
+    context_tokens = []
+    logit_rows = []
+    sampled = []
+    for sequence, n_tokens in work:
+        start = sequence.n_computed
+        stop = start + n_tokens
+        token_ids += sequence.tokens[start:stop]
+        positions += range(start, stop)
+        query_start.append(len(token_ids))
+        context_tokens.append(stop)
+        if stop == len(sequence.tokens):
+            logit_rows.append(len(token_ids) - 1)
+            sampled.append(sequence)
+    return Batch(
+        tuple(sequence for sequence, _ in work),
+        np.array(token_ids, dtype=np.int64),
+        np.array(positions, dtype=np.int64),
+        np.array(query_start, dtype=np.int32),
+        np.array(context_tokens, dtype=np.int32),
+        np.array(logit_rows, dtype=np.int64),
+        tuple(sampled),
+    )

@@ -1,0 +1,247 @@
+"""Engines on a tiny random Llama and on the real models, all in fp32 on the reference kernels."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from holdover.cache.arena import HostArena
+from holdover.cache.manager import CacheManager
+from holdover.codecs.base import uniform
+from holdover.engine.api import Event, SamplingParams, TokenLogprob
+from holdover.engine.engine import Engine
+from holdover.geometry.base import read_geometry
+from holdover.kernels import reference
+from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.models.base import Model, load_model
+from holdover.spec.dtypes import DType
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+from holdover.text.tokenizer import Tokenizer, load_tokenizer
+from holdover.weights import Checkpoint, open_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors: one compute thread is fastest."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Answer:
+    """One of a request's answers, put together from its events."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: Event | None = None
+
+    @property
+    def reason(self) -> str | None:
+        return self.last.finish_reason if self.last else None
+
+    @property
+    def cached_tokens(self) -> int:
+        assert self.last is not None
+        assert self.last.usage is not None
+        return self.last.usage.cached_tokens
+
+
+class Reply:
+    """Collects the events of one request; `answers()` waits for all of them."""
+
+    def __init__(self, n: int = 1) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.request_id = ""
+        self._answers = [Answer() for _ in range(n)]
+
+    def next_event(self) -> Event:
+        event = self.events.get(timeout=120)
+        answer = self._answers[event.index]
+        assert answer.last is None, "an event after the last one"
+        answer.text += event.text
+        answer.tokens += event.token_ids
+        answer.logprobs += event.logprobs
+        if event.finish_reason is not None:
+            answer.last = event
+        return event
+
+    def answers(self) -> list[Answer]:
+        while any(answer.last is None for answer in self._answers):
+            self.next_event()
+        return self._answers
+
+    def answer(self) -> Answer:
+        return self.answers()[0]
+
+
+class Gate:
+    """Kernels that can be held before a step, or made to fail in one."""
+
+    def __init__(self, kernels: reference.KernelBackend) -> None:
+        self._kernels = kernels
+        self.open = threading.Event()
+        self.open.set()
+        self.arrived = threading.Event()
+        self.fail_with: Exception | None = None
+
+    def begin(self, batch: AttentionBatch) -> AttentionStep:
+        self.arrived.set()
+        assert self.open.wait(120)
+        if self.fail_with is not None:
+            error, self.fail_with = self.fail_with, None
+            raise error
+        return self._kernels.begin(batch)
+
+    def hold(self) -> None:
+        self.open.clear()
+        self.arrived.clear()
+
+
+@dataclass
+class Served:
+    """A running engine, with what a test wants to look at."""
+
+    engine: Engine
+    manager: CacheManager
+    gate: Gate
+    tokenizer: Tokenizer
+
+    def ask(
+        self,
+        prompt: str | tuple[int, ...],
+        params: SamplingParams = GREEDY,
+        n: int = 1,
+        tenant: str = "",
+    ) -> Reply:
+        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+        reply = Reply(n)
+        reply.request_id = self.engine.submit(ids, params, reply.events.put, n=n, tenant=tenant)
+        return reply
+
+    def together(self, prompts: list[str], params: SamplingParams = GREEDY) -> list[Answer]:
+        """Answers of requests that all stand in the queue before the first step."""
+        self.gate.hold()
+        replies = [self.ask(prompt, params) for prompt in prompts]
+        self.gate.open.set()
+        return [reply.answer() for reply in replies]
+
+    def alone(self, prompts: list[str], params: SamplingParams = GREEDY) -> list[Answer]:
+        """Answers one after the other, each from a cache without anything."""
+        found = []
+        for i, prompt in enumerate(prompts):
+            found.append(self.ask(prompt, params, tenant=f"alone {i}").answer())
+            assert found[-1].cached_tokens == 0
+        return found
+
+    def assert_nothing_held(self) -> None:
+        stats = self.engine.stats()
+        assert (stats.running, stats.waiting, stats.parked) == (0, 0, 0)
+        assert (stats.held_bytes, stats.logical_bytes) == (0, 0)
+        self.manager.check()
+
+
+@dataclass
+class Loaded:
+    """A model in memory, to put engines around."""
+
+    checkpoint: Checkpoint
+    model: Model
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, path: Path) -> Loaded:
+        checkpoint = open_checkpoint(path)
+        model = load_model(checkpoint, read_geometry(checkpoint.config), DType.FP32)
+        return cls(checkpoint, model, load_tokenizer(checkpoint))
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """serve(loaded, arena_bytes=..., limits) -> Served, shut down and checked at the end."""
+    started: list[Served] = []
+
+    def start(
+        loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
+        step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
+    ) -> Served:  # fmt: skip
+        geometry = loaded.model.geometry
+        spec = CacheSpec.of(geometry.layers, block_tokens)
+        layout = CacheLayout.of(spec, uniform("fp32"))
+        n_sectors = arena_bytes // layout.sector_bytes
+        most = max_context_tokens or geometry.max_context_tokens
+        context_tokens = layout.max_context_tokens(n_sectors, step_tokens, most)
+        limits = Limits(max_sequences, step_tokens, context_tokens)
+        arena = HostArena(n_sectors * layout.sector_bytes)
+        shape = AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
+        workspace = torch.zeros(reference.workspace_bytes(layout, limits, shape), dtype=torch.uint8)
+        gate = Gate(reference.bind(arena.bytes, layout, limits, workspace))
+        manager = CacheManager(layout, arena)
+        engine = Engine(
+            model=loaded.model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
+            limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,
+        )  # fmt: skip
+        started.append(Served(engine, manager, gate, loaded.tokenizer))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.gate.open.set()
+        served.engine.shutdown(0)
+        assert not served.engine._thread.is_alive()
+        served.assert_nothing_held()
+
+
+def byte_tokenizer_json() -> str:
+    """256 byte tokens and <eos>, id 256; no merges."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: i for i, char in enumerate(alphabet)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken("<eos>", special=True)])
+    return str(made.to_str())
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Two layers of random Llama over bytes."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+        bos_token_id=None, eos_token_id=256, pad_token_id=None, initializer_range=0.2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(byte_tokenizer_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    return Loaded.of(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> Loaded:
+    return Loaded.of(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def gemma3(gemma3_path: Path) -> Loaded:
+    return Loaded.of(gemma3_path)

@@ -1,0 +1,219 @@
+"""The sampler against a plain numpy version, in distribution, alone and batched, and in bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from holdover.engine.api import SamplingParams
+from holdover.engine.counts import TokenCounts
+from holdover.engine.sampler import SampleRow, has_penalty, sample, sampler_bytes
+from holdover.spec.limits import Limits
+
+Params = SamplingParams
+GREEDY = Params(temperature=0)
+
+
+def random_logits(rows: int, vocab: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab, generator=generator) * scale
+
+
+def probabilities(
+    logits: NDArray[np.float64], params: Params, prompt: list[int], answer: list[int]
+) -> NDArray[np.float64]:
+    """The distribution a token is drawn from, step by step as the documentation of it reads."""
+    scores = logits.astype(np.float64).copy()
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    for token in set(prompt + answer):
+        if scores[token] > 0:
+            scores[token] /= params.repetition_penalty
+        else:
+            scores[token] *= params.repetition_penalty
+    for token in set(answer):
+        scores[token] -= params.presence_penalty
+        scores[token] -= params.frequency_penalty * answer.count(token)
+    if params.temperature == 0:
+        return (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
+    p = np.exp((scores - scores.max()) / params.temperature)
+    p[p < params.min_p * p.max()] = 0
+    order = np.argsort(-p, kind="stable")
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+    p /= p.sum()
+    before = 0.0
+    for token in order:
+        mass = p[token]
+        if before >= params.top_p:
+            p[token] = 0
+        before += mass
+    return p / p.sum()
+
+
+def row_of(params: Params, uniform: float, prompt: list[int], answer: list[int]) -> SampleRow:
+    counts = None
+    if has_penalty(params):
+        counts = TokenCounts(prompt)
+        for token in answer:
+            counts.add(token)
+    return SampleRow(params, uniform, counts)
+
+
+params_strategy = st.builds(
+    Params,
+    temperature=st.sampled_from([0, 0.3, 1.0, 1.7]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    top_k=st.sampled_from([0, 1, 3, 40, 80, 5000]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    logit_bias=st.sampled_from([(), ((3, 5.0), (7, -100.0)), ((3, 1.0), (3, 1.5))]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(params=params_strategy, seed=st.integers(0, 10_000), vocab=st.sampled_from([50, 1500]))
+def test_every_token_is_drawn_where_the_plain_version_puts_it(
+    params: Params, seed: int, vocab: int
+) -> None:
+    """The drawn tokens cover exactly the kept ones, each over a stretch as long as its p."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, 50, 12).tolist()
+    answer = rng.integers(0, 50, 6).tolist()
+    logits = random_logits(1, vocab, seed)
+    expected = probabilities(logits[0].double().numpy(), params, prompt, answer)
+    n = 256
+    uniforms = (np.arange(n) + 0.5) / n
+    rows = [row_of(params, float(u), prompt, answer) for u in uniforms]
+    tokens = [s.token_id for s in sample(logits.expand(n, -1), rows)]
+    counts = np.bincount(tokens, minlength=vocab)
+    assert np.all(expected[counts > 0] > 0), "drew a token that was cut"
+    # A stretch of length p holds p * n evenly spaced points, up to one at either end.
+    assert np.all(np.abs(counts - expected * n) <= 1.01)
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Chi-square of 20,000 draws over 12 tokens, by independent uniforms, with cuts and without."""
+    logits = random_logits(1, 12, 5, scale=1.0)
+    rng = np.random.default_rng(1)
+    for params in (
+        Params(),
+        Params(top_p=0.8),
+        Params(top_k=7, temperature=1.5),
+        Params(min_p=0.2),
+    ):
+        expected = probabilities(logits[0].double().numpy(), params, [], [])
+        n = 20_000
+        rows = [SampleRow(params, u) for u in rng.random(n)]
+        counts = np.bincount([s.token_id for s in sample(logits.expand(n, -1), rows)], minlength=12)
+        kept = expected > 0
+        assert counts[~kept].sum() == 0
+        chi2 = (((counts - expected * n) ** 2)[kept] / (expected * n)[kept]).sum()
+        assert chi2 < 35, f"{params}: chi-square {chi2:.1f} of {kept.sum() - 1} degrees"
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(params_strategy, min_size=2, max_size=9), seed=st.integers(0, 1000))
+def test_alone_equals_batched(rows: list[Params], seed: int) -> None:
+    """Ties included: the logits are rounded so that many are equal."""
+    logits = random_logits(len(rows), 3000, seed).mul(4).round().div(4)
+    rng = np.random.default_rng(seed)
+    made = [
+        replace(row_of(p, rng.random(), [1, 2, 3], [3, 3, 5]), params=replace(p, logprobs=i % 4))
+        for i, p in enumerate(rows)
+    ]
+    batched = sample(logits, made)
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(made)]
+    assert [s.token_id for s in batched] == [s.token_id for s in alone]
+    for a, b in zip(batched, alone, strict=True):
+        assert a.logprob is not None
+        assert b.logprob is not None
+        assert [t for t, _ in a.logprob.top] == [t for t, _ in b.logprob.top]
+        assert a.logprob.logprob == pytest.approx(b.logprob.logprob, abs=1e-5)
+
+
+def test_greedy_takes_the_first_of_equal_logits_and_leaves_them_alone() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [5.0, -1.0, 5.0, 5.0]])
+    before = logits.clone()
+    penalised = row_of(Params(temperature=0, presence_penalty=2), 0, [], [0])
+    assert [s.token_id for s in sample(logits, [SampleRow(GREEDY), SampleRow(GREEDY)])] == [1, 0]
+    assert [s.token_id for s in sample(logits, [SampleRow(GREEDY), penalised])] == [1, 2]
+    assert torch.equal(logits, before)
+
+
+def test_logprobs_are_of_the_untouched_distribution() -> None:
+    logits = random_logits(3, 200, 3)
+    expected = torch.log_softmax(logits.double(), -1)
+    params = Params(temperature=0.2, top_k=2, logit_bias=((7, 100.0),), logprobs=5)
+    rows = [SampleRow(params, 0.5), SampleRow(GREEDY), SampleRow(replace(params, logprobs=0), 0.1)]
+    first, greedy, last = sample(logits, rows)
+    assert first.token_id == 7
+    assert greedy.logprob is None
+    assert first.logprob is not None
+    assert last.logprob is not None
+    assert first.logprob.logprob == pytest.approx(float(expected[0, 7]), abs=1e-5)
+    order = expected[0].argsort(descending=True)[:5].tolist()
+    assert [token for token, _ in first.logprob.top] == order
+    assert [lp for _, lp in first.logprob.top] == pytest.approx(
+        expected[0][order].tolist(), abs=1e-5
+    )
+    assert last.logprob.top == ()
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+@pytest.mark.parametrize("params", [Params(), Params(top_p=0.99999), Params(top_k=64)])
+def test_the_ends_of_the_unit_interval(params: Params, uniform: float) -> None:
+    logits = torch.full((1, 70_000), -1e4)
+    logits[0, 10:20] = 0.0
+    (drawn,) = sample(logits, [SampleRow(params, uniform)])
+    assert 10 <= drawn.token_id < 20
+
+
+def test_extreme_temperatures() -> None:
+    logits = random_logits(1, 1000, 9)
+    cold, hot = Params(temperature=1e-6), Params(temperature=100, top_p=0.5)
+    assert sample(logits, [SampleRow(cold, 0.999)])[0].token_id == int(logits.argmax())
+    assert 0 <= sample(logits, [SampleRow(hot, 0.999)])[0].token_id < 1000
+
+
+def test_nan_logits_are_an_error_not_a_token() -> None:
+    logits = random_logits(1, 10)
+    logits[0, 3] = math.nan
+    for params in (GREEDY, Params()):
+        with pytest.raises(FloatingPointError, match="NaN"):
+            sample(logits, [SampleRow(params, 0.5)])
+
+
+def peak_scratch_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that torch held at once for `work`, by its own allocation records."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("vocab", [1000, 49_152, 262_144])
+def test_scratch_stays_within_the_stated_bound(vocab: int) -> None:
+    limits = Limits(max_sequences=6, step_tokens=6, max_context_tokens=100)
+    logits = random_logits(6, vocab, scale=0.01)  # flat: top_p needs the whole vocabulary sorted
+    heavy = Params(top_p=0.999, min_p=0.001, logprobs=20, repetition_penalty=1.1)
+    rows = [row_of(heavy, 0.5, list(range(vocab)), [1]) for _ in range(6)]
+    peak = peak_scratch_bytes(lambda: sample(logits, rows))
+    # The sort's own copy does not pass torch's allocator: 16 bytes of the bound are for it.
+    assert vocab * 4 < peak <= sampler_bytes(limits, vocab) * 32 / 48
+    plain = peak_scratch_bytes(lambda: sample(logits, [SampleRow(GREEDY)] * 6))
+    assert plain < 4096, "greedy rows pay for nothing else"
