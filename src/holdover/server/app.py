@@ -1,0 +1,131 @@
+"""The application: routes over one engine, one tokenizer, one model."""
+
+from __future__ import annotations
+
+import time
+from importlib import resources
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+import holdover
+from holdover.config import Config
+from holdover.engine.api import EngineLike
+from holdover.server.context import Context, Drain, TokenizerLike
+from holdover.server.errors import Problem, error_response, install
+from holdover.server.gate import Gate
+from holdover.server.metrics import Metrics
+from holdover.server.protocol import DetokenizeRequest, TokenizeRequest, check_token
+from holdover.server.replies import Detokenized, Model, ModelList, Tokens
+from holdover.server.routes import (
+    check_model,
+    encode_messages,
+    generation_routes,
+    off_loop,
+    read,
+    schema_of,
+)
+
+
+def create_app(
+    engine: EngineLike,
+    tokenizer: TokenizerLike,
+    config: Config,
+    model_name: str,
+    max_context_tokens: int,
+) -> FastAPI:
+    """A FastAPI application; `app.state.drain` is what a runner needs to shut it down.
+
+    The engine is the caller's: it must be running, and is not shut down with the application.
+    """
+    context = Context(
+        engine=engine,
+        tokenizer=tokenizer,
+        config=config,
+        model_name=model_name,
+        max_context_tokens=max_context_tokens,
+        created=int(time.time()),
+        metrics=Metrics(engine),
+        drain=Drain(),
+    )
+    app = FastAPI(
+        title="Holdover",
+        version=holdover.__version__,
+        docs_url=None,  # its scripts would come from another host
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.drain = context.drain
+    install(app)
+    app.add_middleware(Gate, context=context)
+    app.include_router(generation_routes(context))
+    _model_routes(app, context)
+    _token_routes(app, context)
+    _operation_routes(app, context)
+    return app
+
+
+def _model_routes(app: FastAPI, context: Context) -> None:
+    model = Model(
+        id=context.model_name, created=context.created, max_model_len=context.max_context_tokens
+    )
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[model])
+
+    @app.get("/v1/models/{model_id:path}")
+    async def one_model(model_id: str) -> Model:
+        check_model(context, model_id)
+        return model
+
+
+def _token_routes(app: FastAPI, context: Context) -> None:
+    tokenizer = context.tokenizer
+
+    @app.post("/tokenize", openapi_extra=schema_of(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        asked = await read(request, TokenizeRequest)
+        check_model(context, asked.model)
+        ids: list[int]
+        if asked.messages is not None:
+            generate = asked.add_generation_prompt is not False
+            ids = list(await encode_messages(context, asked.messages, generate))
+        else:
+            text, special = asked.prompt or "", asked.add_special_tokens is not False
+            ids = list(await off_loop(len(text), lambda: tokenizer.encode(text, special)))
+        names = [tokenizer.token_text(i) for i in ids] if asked.return_token_strs else None
+        reply = Tokens(
+            count=len(ids), max_model_len=context.max_context_tokens, tokens=ids, token_strs=names
+        )
+        return Response(reply.model_dump_json(), media_type="application/json")
+
+    @app.post("/detokenize", openapi_extra=schema_of(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        asked = await read(request, DetokenizeRequest)
+        check_model(context, asked.model)
+        for i, token in enumerate(asked.tokens):
+            check_token(f"tokens[{i}]", token, tokenizer.vocab_size)
+        text = await off_loop(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
+        return Response(Detokenized(prompt=text).model_dump_json(), media_type="application/json")
+
+
+def _operation_routes(app: FastAPI, context: Context) -> None:
+    page = resources.files("holdover.server").joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/health")
+    async def health() -> Response:
+        if context.drain.draining:
+            problem = Problem(503, "the server is shutting down", None, "shutting_down")
+            return error_response(problem)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(context.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        policy = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})

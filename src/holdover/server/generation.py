@@ -1,0 +1,137 @@
+"""From the engine's thread to the event loop: one request's answers as batches of events.
+
+    engine thread --sink--> loop.call_soon_threadsafe --> asyncio.Queue --> events() --> client
+
+The sink never waits, so a slow client costs the engine nothing; what it has not read yet waits in
+the queue, which its max_tokens bounds. Whoever stops reading must call `cancel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdover.engine.api import (
+    EngineLike,
+    Event,
+    EventSink,
+    FinishReason,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from holdover.server.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`n` answers to each prompt, for one tenant."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    n: int
+    tenant: str
+    started_s: float  # time.perf_counter() when the request came in
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer, put together from its events."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    last_token_s: float | None = None
+
+    def add(self, event: Event) -> None:
+        self.text += event.text
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
+        self.finish_reason = event.finish_reason
+        self.usage = event.usage or self.usage
+
+
+class Generation:
+    """A job in the engine. Create, iterate `events()` on the loop, `cancel()` in any case."""
+
+    def __init__(self, engine: EngineLike, metrics: Metrics, job: Job) -> None:
+        """Submit the job. Raises RequestError, with nothing left in the engine."""
+        self._engine = engine
+        self._metrics = metrics
+        self._job = job
+        self._queue: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
+        self._request_ids: list[str] = []
+        n_answers = len(job.prompts) * job.n
+        self._open = set(range(n_answers))
+        self.usages: list[Usage | None] = [None] * n_answers
+        self._last_token_s: list[float | None] = [None] * n_answers
+        loop = asyncio.get_running_loop()
+        try:
+            for i, prompt in enumerate(job.prompts):
+                sink = self._sink(loop, i * job.n)
+                self._request_ids.append(
+                    engine.submit(prompt, job.params, sink, n=job.n, tenant=job.tenant)
+                )
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _sink(self, loop: asyncio.AbstractEventLoop, first: int) -> EventSink:
+        queue = self._queue
+
+        def sink(event: Event) -> None:
+            item = (time.perf_counter(), event if not first else _moved(event, first))
+            # a closed loop means the server is gone, and the client with it
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        return sink
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """All events until every answer has ended, as many at a time as there are."""
+        while self._open:
+            batch = [await self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            for at_s, event in batch:
+                self._observe(at_s, event)
+            yield [event for _, event in batch]
+
+    def cancel(self) -> None:
+        """Stop what still runs. Harmless when all is done."""
+        for request_id in self._request_ids:
+            self._engine.cancel(request_id)
+        for _ in self._open:
+            self._metrics.answers.labels("cancelled").inc()
+        self._open.clear()
+
+    def _observe(self, at_s: float, event: Event) -> None:
+        metrics, started_s = self._metrics, self._job.started_s
+        last_s = self._last_token_s[event.index]
+        if event.token_ids:
+            if last_s is None:
+                metrics.ttft_s.observe(at_s - started_s)
+            else:
+                gap_s = (at_s - last_s) / len(event.token_ids)
+                for _ in event.token_ids:
+                    metrics.gap_s.observe(gap_s)
+            self._last_token_s[event.index] = at_s
+        if event.finish_reason is not None:
+            self.usages[event.index] = event.usage
+            self._open.discard(event.index)
+            metrics.answers.labels(event.finish_reason).inc()
+            metrics.whole_s.observe(at_s - started_s)
+
+
+def collect(answers: Sequence[Answer], events: Sequence[Event]) -> None:
+    for event in events:
+        answers[event.index].add(event)
+
+
+def _moved(event: Event, first: int) -> Event:
+    return replace(event, index=first + event.index)

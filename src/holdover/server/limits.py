@@ -1,0 +1,27 @@
+"""What one request may ask for. Every limit is named in the error that enforces it."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 4 << 20
+"""Largest request body; counted while it arrives, whatever Content-Length says."""
+MAX_DISCARD_BYTES = 64 << 20
+"""How much of a refused body is read and dropped so that the client gets to see the answer."""
+MAX_BODY_S = 60.0
+"""Seconds a request body may take to arrive."""
+MAX_ANSWERS = 128
+"""Most answers of one request: prompts times `n`."""
+MAX_STOP = 16
+"""Most stop strings of one request."""
+MAX_STOP_CHARS = 1024
+"""Longest stop string."""
+MAX_LOGIT_BIAS = 1024
+"""Most tokens in `logit_bias`."""
+MAX_INT = 2**31 - 1
+"""Largest integer of a request, `seed` apart."""
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+INLINE_CHARS = 16_384
+"""Texts up to this length are tokenized on the event loop (about 2 ms), longer ones in a thread."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of /v1/completions when not given, as OpenAI has it."""
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""

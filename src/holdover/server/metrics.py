@@ -1,0 +1,90 @@
+"""Prometheus metrics of one server, in a registry of its own.
+
+Gauges and token counters are read from one `engine.stats()` snapshot at each scrape; times and
+request counts are recorded as they happen, on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdover.engine.api import EngineLike
+
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_GAP_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_WHOLE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+_GAUGES = (
+    ("planned_bytes", "kv_planned_bytes", "KV arena bytes the plan reserved"),
+    ("allocated_bytes", "kv_allocated_bytes", "KV arena bytes really allocated"),
+    ("held_bytes", "kv_held_bytes", "KV bytes in blocks that running sequences use"),
+    ("logical_bytes", "kv_logical_bytes", "KV bytes of running sequences without block rounding"),
+    ("cached_bytes", "kv_cached_bytes", "KV bytes in blocks kept only for reuse"),
+)
+_COUNTERS = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens of admitted sequences"),
+    ("cached_tokens", "cached_tokens", "Prompt tokens reused instead of computed"),
+    ("generated_tokens", "generated_tokens", "Tokens generated"),
+    ("parked_total", "parked", "Times a sequence was parked under memory pressure"),
+    ("evicted_blocks", "evicted_blocks", "Cached blocks evicted"),
+    ("steps", "steps", "Engine steps"),
+)
+
+
+class Metrics:
+    """All metrics; `text()` is the answer of /metrics."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        registry = CollectorRegistry()
+        registry.register(_EngineCollector(engine))
+        self._registry = registry
+        self.requests = Counter(
+            "holdover_requests",
+            "HTTP requests answered; status 499: the client left first",
+            ("route", "status"),
+            registry=registry,
+        )
+        self.answers = Counter(
+            "holdover_answers", "Answers ended", ("finish_reason",), registry=registry
+        )
+        self.ttft_s = _histogram(
+            registry, "time_to_first_token", "From request to first token of an answer", _TTFT_S
+        )
+        self.gap_s = _histogram(
+            registry, "inter_token_latency", "Between two tokens of one answer", _GAP_S
+        )
+        self.whole_s = _histogram(
+            registry, "request_duration", "From request to last token of an answer", _WHOLE_S
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # the registry would otherwise call collect() to learn the names
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats()
+        for attribute, name, text in _GAUGES:
+            yield GaugeMetricFamily(f"holdover_{name}", text, getattr(stats, attribute))
+        sequences = GaugeMetricFamily("holdover_sequences", "Sequences by state", labels=["state"])
+        for state in ("running", "waiting", "parked"):
+            sequences.add_metric([state], getattr(stats, state))
+        yield sequences
+        for attribute, name, text in _COUNTERS:
+            yield CounterMetricFamily(f"holdover_{name}", text, getattr(stats, attribute))
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]
+) -> Histogram:
+    return Histogram(f"holdover_{name}_seconds", text, buckets=buckets, registry=registry)

@@ -1,0 +1,136 @@
+"""Run a job and send its answers, whole or as server-sent events, until done or nobody listens.
+
+The endpoints differ only in a `Writer`, which words events for their clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from holdover.engine.api import Event
+from holdover.server.errors import ApiError, Problem
+from holdover.server.generation import Answer, Generation, collect
+from holdover.server.replies import Usage, total_usage
+
+log = logging.getLogger("holdover.server")
+DONE = b"data: [DONE]\n\n"
+
+
+class Writer(Protocol):
+    """How one endpoint words its answers."""
+
+    def pieces(self, event: Event) -> Sequence[BaseModel]:
+        """The chunks for one event; called in order, may keep state for each answer."""
+
+    def usage(self, usage: Usage) -> BaseModel:
+        """The chunk that closes a stream for which include_usage was asked."""
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> BaseModel: ...
+
+
+async def whole_response(
+    request: Request, generation: Generation, writer: Writer, n: int
+) -> Response:
+    """All answers in one JSON document. `n` answers belong to each prompt."""
+    answers = [Answer() for _ in generation.usages]
+
+    async def gather() -> None:
+        async for events in generation.events():
+            for event in events:
+                if problem := _failure(event):
+                    raise ApiError(problem)
+            collect(answers, events)
+
+    try:
+        if not await unless_gone(request.receive, gather()):
+            return Response(status_code=499)  # nobody is there to read it
+    finally:
+        generation.cancel()
+    body = writer.whole(answers, total_usage(generation.usages, n))
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+class EventStream(Response):
+    """Answers as server-sent events. Cancels the generation when the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, generation: Generation, writer: Writer, n: int, *, include_usage: bool
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._generation = generation
+        self._writer = writer
+        self._n = n
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._stream(send))
+        finally:
+            self._generation.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for events in self._generation.events():
+            problem = next(filter(None, map(_failure, events)), None)
+            data = b"".join(self._frame(piece) for e in events for piece in self._writer.pieces(e))
+            if problem is not None:
+                data += b"data: " + problem.json().encode() + b"\n\n"
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if problem is not None:
+                break
+        else:
+            if self._include_usage:
+                usage = total_usage(self._generation.usages, self._n)
+                data = self._frame(self._writer.usage(usage))
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    def _frame(self, piece: BaseModel) -> bytes:
+        # with include_usage every chunk has the field, null but for the last one
+        exclude = None if self._include_usage else {"usage"}
+        return b"data: " + piece.model_dump_json(exclude=exclude).encode() + b"\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, or stop it as soon as the client has closed the connection (False)."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for job in (task, watch):
+            job.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _failure(event: Event) -> Problem | None:
+    """The error to send instead of an answer that did not end by itself."""
+    if event.finish_reason == "cancelled":
+        return Problem(503, "the server is shutting down", None, "shutting_down")
+    if event.finish_reason == "error":
+        log.error("the engine failed on a request: %s", event.error)
+        text = "the engine failed on this request; the server's log has the cause"
+        return Problem(500, text, None, "engine_error")
+    return None
