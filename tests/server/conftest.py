@@ -21,7 +21,7 @@ from holdover.server.run import HoldoverServer, listen
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scripted import ByteTokenizer, ScriptedEngine  # noqa: E402
+from scripted import ByteTokenizer, ScriptedEngine
 
 MODEL = "acme/scripted"
 CONTEXT_TOKENS = 4096
