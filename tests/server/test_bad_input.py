@@ -311,6 +311,15 @@ def test_a_failing_engine(start: Any) -> None:
     assert "engine failed" in str(broken.value)
 
 
+def test_an_engine_that_stopped_makes_the_server_unhealthy(start: Any) -> None:
+    server = start()
+    server.engine.shutdown(0.0)
+    response = server.post(TEXT, json={"model": server.model, "prompt": "x"})
+    check(response, 503, None, "shutting down")
+    assert response.headers["retry-after"] == "5"
+    check(httpx.get(server.url + "/health"), 503, None, "engine has stopped")
+
+
 def test_a_bug_is_a_500_without_a_traceback(start: Any) -> None:
     server = start(answer=lambda prompt: 1 / 0)
     response = server.post(TEXT, json={"model": server.model, "prompt": "x"})

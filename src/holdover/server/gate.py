@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdover.server.context import Context
-from holdover.server.errors import ApiError, Problem, error_response
+from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem, error_response
 from holdover.server.limits import MAX_BODY_BYTES, MAX_BODY_S, MAX_DISCARD_BYTES
 
 _OPEN = frozenset({"/", "/health"})
@@ -84,7 +84,7 @@ class Gate:
             return None
         if self._drain.draining:
             text = "the server is shutting down; send the request again elsewhere or later"
-            return Problem(503, text, None, "shutting_down", {"Retry-After": "5"})
+            return Problem(503, text, None, SHUTTING_DOWN, {"Retry-After": "5"})
         length = headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
             return too_large()
