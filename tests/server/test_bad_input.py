@@ -159,7 +159,6 @@ FIELDS: list[tuple[str, dict[str, Any], int, str, str]] = [
 @pytest.mark.parametrize("stream", [False, True])
 def test_fields(
     plain: Any,
-    http: httpx.Client,
     path: str,
     fields: dict[str, Any],
     status: int,
@@ -174,20 +173,12 @@ def test_fields(
         and "stream_options" not in fields
     ):
         fields = {**fields, "stream": True}
-    elif stream:
-        pytest.skip("has no stream")
-    response = http.post(
-        plain.url + path,
+    response = plain.post(
+        path,
         content=body_of(path, plain, fields),
         headers={"Content-Type": "application/json"},
     )
     check(response, status, param, says)
-
-
-@pytest.fixture(scope="module")
-def http(plain: Any) -> Any:
-    with httpx.Client(timeout=30) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -261,10 +252,10 @@ def test_body_just_below_the_limit_is_read(plain: Any) -> None:
 
 def test_routes_and_methods(plain: Any) -> None:
     check(plain.post("/v1/embeddings", json={}), 404, None, "/v1/embeddings")
-    check(httpx.get(plain.url + "/nothing"), 404, None, "GET /nothing")
-    check(httpx.get(plain.url + CHAT), 405, None, "POST")
-    check(httpx.delete(plain.url + "/v1/models"), 405, None, "GET")
-    check(httpx.get(plain.url + "/v1/models/other"), 404, "model", "acme/scripted")
+    check(plain.get("/nothing"), 404, None, "GET /nothing")
+    check(plain.get(CHAT), 405, None, "POST")
+    check(plain.http.delete("/v1/models"), 405, None, "GET")
+    check(plain.get("/v1/models/other"), 404, "model", "acme/scripted")
 
 
 def test_content_type(plain: Any) -> None:
@@ -317,7 +308,7 @@ def test_an_engine_that_stopped_makes_the_server_unhealthy(start: Any) -> None:
     response = server.post(TEXT, json={"model": server.model, "prompt": "x"})
     check(response, 503, None, "shutting down")
     assert response.headers["retry-after"] == "5"
-    check(httpx.get(server.url + "/health"), 503, None, "engine has stopped")
+    check(server.get("/health"), 503, None, "engine has stopped")
 
 
 def test_a_bug_is_a_500_without_a_traceback(start: Any) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -147,14 +146,14 @@ def test_wrong_key(start: Any, header: str | None) -> None:
         server.post("/v1/completions", json=body, headers=headers),
         server.post("/tokenize", json=body, headers=headers),
         server.post("/v1/completions", content=b"x" * 10_000_000, headers=headers),
-        httpx.get(server.url + "/v1/models", headers=headers),
-        httpx.get(server.url + "/metrics", headers=headers),
+        server.get("/v1/models", headers=headers),
+        server.get("/metrics", headers=headers),
     ):
         assert response.status_code == 401, response.text
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert response.json()["error"]["type"] == "authentication_error"
         assert response.headers["www-authenticate"] == "Bearer"
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert server.get("/health").status_code == 200
     assert not server.engine.prompts
 
 
@@ -202,7 +201,7 @@ def test_long_text_is_tokenized_off_the_loop(start: Any) -> None:
     )
     long.start()
     assert inside.wait(5)
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert server.get("/health").status_code == 200
     assert server.client().completions.create(model=server.model, prompt="x").choices[0].text
     go_on.set()
     long.join()
@@ -255,13 +254,13 @@ def test_usage_of_several_prompts() -> None:
 
 
 def test_landing_page_needs_nothing_from_elsewhere(plain: Any) -> None:
-    page = httpx.get(plain.url + "/")
+    page = plain.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
 
 
 def test_openapi_names_the_request_bodies(plain: Any) -> None:
-    paths = httpx.get(plain.url + "/openapi.json").json()["paths"]
+    paths = plain.get("/openapi.json").json()["paths"]
     body = paths["/v1/chat/completions"]["post"]["requestBody"]
     assert "messages" in body["content"]["application/json"]["schema"]["properties"]
