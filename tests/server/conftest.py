@@ -86,6 +86,12 @@ def live(
 Start = Callable[..., Live]
 
 
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., contextlib.AbstractContextManager[Live]]:
+    """`with serving(engine, tokenizer, config, model, max_context_tokens) as server:`"""
+    return live
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """`start(answer=..., step_s=..., api_keys=..., grace_s=...)` gives a scripted server."""

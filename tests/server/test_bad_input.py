@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -230,6 +231,18 @@ def test_big_body(plain: Any) -> None:
         plain.client().completions.create(model=plain.model, prompt="x" * 10_000_000)
     assert error.value.status_code == 413
     assert limit in str(error.value)
+
+
+def test_a_refused_body_is_read_so_that_the_answer_arrives(plain: Any) -> None:
+    # a client that writes all before it reads would else see "connection reset"
+    host, port = plain.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(
+            f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "Content-Length: 20000000\r\n\r\n".encode()
+        )
+        connection.sendall(b"x" * 20_000_000)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
 def test_big_body_without_a_length(plain: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from conftest import live  # type: ignore[import-not-found]
 from holdover.config import Config
 from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving
@@ -20,12 +19,12 @@ Soon = Callable[..., bool]
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[Any]:
+def real(serving: Any) -> Iterator[Any]:
     config = Config(model="smollm2", kv_memory="64MiB", dtype="fp32", api_keys=KEYS, threads=1)
     planned = plan_serving(config)
     engine = build_engine(planned)
     limit = planned.limits.max_context_tokens
-    with live(engine, engine.tokenizer, config, planned.model_name, limit) as server:
+    with serving(engine, engine.tokenizer, config, planned.model_name, limit) as server:
         server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -99,15 +100,21 @@ def test_second_signal_ends_at_once(spawn: Spawn) -> None:
 
 
 def test_a_client_that_never_reads_does_not_hold_up_the_end(start: Any, soon: Any) -> None:
+    complaints: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = complaints.append  # type: ignore[method-assign]
     server = start(lambda prompt: b"x" * 3000, grace_s=0.2)
     body = {"model": server.model, "prompt": "x", "stream": True, "n": 64, "max_tokens": 3000}
     with httpx.stream("POST", server.url + "/v1/completions", json={**body, "logprobs": 5}):
         assert soon(lambda: server.engine.generated_tokens > 64 * 300)
         began_s = time.monotonic()
+        logging.getLogger("uvicorn.error").addHandler(handler)
         server.server.begin_drain()
         assert soon(lambda: server.server.should_exit)
         assert soon(lambda: not server.server.server_state.tasks)
         assert time.monotonic() - began_s < 6
+    logging.getLogger("uvicorn.error").removeHandler(handler)
+    assert not complaints
 
 
 def test_port_in_use(spawn: Spawn) -> None:
