@@ -1,0 +1,229 @@
+"""The serving plan: every byte a running server takes, before anything is loaded.
+
+    memory = process + weights + workspace + tables + activations + arena + slack
+
+The engine allocates what stands here and asserts equality; `slack`, the bytes of the KV budget that
+fill no whole sector, is the only remainder. Bytes of KV come from the layout, never from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from holdover.errors import BudgetError
+from holdover.plan.budget import Budget
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+from holdover.units import ceil_div, format_bytes
+
+CONVERSATION_TOKENS = (1024, 4096, 16384, 131072)
+
+INDEX_BYTES = 4  # int32: block tables and per-sequence arrays
+TOKEN_BYTES = 8  # int64: token ids and positions, as torch indexes with them
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything but the arena, in bytes."""
+
+    process_bytes: int  # interpreter and libraries
+    weights_bytes: int
+    workspace_bytes: int  # the kernel backend's scratch
+    tables_bytes: int
+    activations_bytes: int  # of one step, sampling included
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+PartsFor = Callable[[Limits], Parts]
+"""The parts under given limits; none may shrink when a limit grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is planned for, as it is named in reports."""
+
+    model: str
+    architecture: str
+    dtype: str
+    kv: str
+    backend: str
+    context_tokens: int  # the model's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """How many conversations of one length the arena holds, all of them decoding.
+
+    `fit` is None when the model or --max-context ends earlier; `reason` says why it is that, or 0.
+    """
+
+    context_tokens: int
+    fit: int | None
+    reason: str | None
+    logical_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """The identity above, with the layout and the limits that the engine is built from."""
+
+    subject: Subject
+    layout: CacheLayout
+    limits: Limits
+    asked_context_tokens: int | None  # --max-context
+    memory_bytes: int
+    parts: Parts
+    n_sectors: int
+    arena_bytes: int
+    slack_bytes: int
+    derivation: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        assert self.arena_bytes == self.n_sectors * self.layout.sector_bytes
+        total_bytes = self.parts.total_bytes + self.arena_bytes + self.slack_bytes
+        assert self.memory_bytes == total_bytes, (self.memory_bytes, total_bytes)
+        assert 0 <= self.slack_bytes < self.layout.sector_bytes, self.slack_bytes
+
+    def conversations(self, context_tokens: int) -> Conversations:
+        layout, limits = self.layout, self.limits
+        fit: int | None = None
+        reason = None
+        if context_tokens > self.subject.context_tokens:
+            reason = f"the model's context is {self.subject.context_tokens} tokens"
+        elif self.asked_context_tokens is not None and context_tokens > self.asked_context_tokens:
+            reason = f"--max-context {self.asked_context_tokens}"
+        elif context_tokens > limits.max_context_tokens:
+            fit, reason = 0, f"one sequence gets at most {limits.max_context_tokens} tokens"
+        else:
+            fit = layout.max_conversations(self.n_sectors, context_tokens)
+        held = layout.held_bytes(layout.peak_blocks(context_tokens, step_tokens=1))
+        return Conversations(
+            context_tokens, fit, reason, layout.logical_bytes(context_tokens), held
+        )
+
+
+def solve(
+    subject: Subject,
+    layout: CacheLayout,
+    parts_for: PartsFor,
+    budget: Budget,
+    *,
+    max_sequences: int,
+    step_tokens: int,
+    asked_context_tokens: int | None = None,
+) -> ServingPlan:
+    """The plan with the longest context that one sequence can always reach within the budget.
+
+    Raises BudgetError, with the smallest budget that works, when not even one token fits or when
+    the context asked for does not.
+    """
+    ceiling_tokens = min(subject.context_tokens, asked_context_tokens or subject.context_tokens)
+    ceiling = Limits(max_sequences, step_tokens, ceiling_tokens)
+
+    def kv_bytes(limits: Limits) -> int:
+        parts_bytes = parts_for(limits).total_bytes
+        return budget.kv_bytes(parts_bytes, most_usable_bytes(layout, limits))
+
+    def fits(context_tokens: int) -> bool:
+        limits = replace(ceiling, max_context_tokens=context_tokens)
+        return arena_needed_bytes(layout, limits) <= kv_bytes(limits)
+
+    context_tokens = _largest(fits, ceiling_tokens)
+    if asked_context_tokens is not None and 0 < context_tokens < ceiling_tokens:
+        raise _context_error(layout, ceiling, parts_for, budget, context_tokens)
+    if context_tokens == 0:
+        raise _empty_error(layout, ceiling, parts_for, budget, asked_context_tokens)
+
+    limits = replace(ceiling, max_context_tokens=context_tokens)
+    parts = parts_for(limits)
+    budget_bytes = kv_bytes(limits)
+    n_sectors, slack_bytes = divmod(budget_bytes, layout.sector_bytes)
+    return ServingPlan(
+        subject=subject,
+        layout=layout,
+        limits=limits,
+        asked_context_tokens=asked_context_tokens,
+        memory_bytes=parts.total_bytes + budget_bytes,
+        parts=parts,
+        n_sectors=n_sectors,
+        arena_bytes=n_sectors * layout.sector_bytes,
+        slack_bytes=slack_bytes,
+        derivation=budget.describe(parts.total_bytes, most_usable_bytes(layout, limits)),
+    )
+
+
+def arena_needed_bytes(layout: CacheLayout, limits: Limits) -> int:
+    """Smallest arena in which one sequence always reaches the limits' context."""
+    blocks = layout.peak_blocks(limits.max_context_tokens, limits.step_tokens)
+    return layout.sectors_for(blocks) * layout.sector_bytes
+
+
+def most_usable_bytes(layout: CacheLayout, limits: Limits) -> int:
+    """Bytes of `max_sequences` conversations of full context, each in its widest step."""
+    blocks = layout.peak_blocks(limits.max_context_tokens, limits.step_tokens)
+    return layout.sectors_for([limits.max_sequences * n for n in blocks]) * layout.sector_bytes
+
+
+def tables_bytes(layout: CacheLayout, limits: Limits) -> int:
+    """The flat arrays of one step: what a kernel backend reads besides rows.
+
+    Per group a block table [max_sequences, blocks of the longest context], the query starts and
+    context lengths of every sequence (int32), token ids and positions of the step (int64).
+    """
+    table_entries = limits.max_sequences * ceil_div(
+        limits.max_context_tokens, layout.spec.block_tokens
+    )
+    per_sequence = (limits.max_sequences + 1) + limits.max_sequences
+    indices = len(layout.blocks) * table_entries + per_sequence
+    return indices * INDEX_BYTES + 2 * limits.step_tokens * TOKEN_BYTES
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _context_error(
+    layout: CacheLayout, asked: Limits, parts_for: PartsFor, budget: Budget, fitting_tokens: int
+) -> BudgetError:
+    needed_bytes = arena_needed_bytes(layout, asked)
+    remedy = budget.remedy(parts_for(asked).total_bytes, needed_bytes)
+    return BudgetError(
+        f"--max-context {asked.max_context_tokens}: {fitting_tokens} tokens fit; "
+        f"{asked.max_context_tokens} need {format_bytes(needed_bytes)} of KV memory. "
+        f"Give {remedy}, or --max-context {fitting_tokens}"
+    )
+
+
+def _empty_error(
+    layout: CacheLayout,
+    ceiling: Limits,
+    parts_for: PartsFor,
+    budget: Budget,
+    asked_context_tokens: int | None,
+) -> BudgetError:
+    """Not one token fits: ask for the context that was wanted, or for one block of it."""
+    context_tokens = asked_context_tokens or layout.spec.block_tokens
+    least = replace(ceiling, max_context_tokens=min(context_tokens, ceiling.max_context_tokens))
+    parts_bytes = parts_for(least).total_bytes
+    kv_bytes = budget.kv_bytes(parts_bytes, most_usable_bytes(layout, least))
+    needed_bytes = arena_needed_bytes(layout, least)
+    have = (
+        f"{format_bytes(kv_bytes)} of KV memory"
+        if kv_bytes >= 0
+        else f"{format_bytes(parts_bytes)} for weights, workspace and the other parts is "
+        f"{format_bytes(-kv_bytes)} too much"
+    )
+    return BudgetError(
+        f"the budget holds no sequence: {have}; {least.max_context_tokens} tokens of one sequence "
+        f"need {format_bytes(needed_bytes)}. Give {budget.remedy(parts_bytes, needed_bytes)}"
+    )
