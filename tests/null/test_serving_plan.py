@@ -139,7 +139,7 @@ class SectorFiller:
         return True
 
 
-@given(layouts(), st.integers(2**12, 2**20), st.sampled_from((1, 50, 256, 1024)))
+@given(layouts(), st.integers(2**12, 2**18), st.sampled_from((1, 50, 256, 1024)))
 def test_conversations_that_fit_agree_with_filling_an_arena(
     layout: CacheLayout, kv_bytes: int, context_tokens: int
 ) -> None:
@@ -157,7 +157,7 @@ def test_conversations_that_fit_agree_with_filling_an_arena(
     while filler.place(layout.peak_blocks(context_tokens, step_tokens=1)):
         placed += 1
     assert row.fit == placed
-    assert row.held_bytes >= row.logical_bytes > 0
+    assert row.held_bytes >= row.logical_bytes
 
 
 @given(layouts(), BUDGETS, st.sampled_from((None, 1, 100, 3000)))

@@ -36,7 +36,7 @@ def plan_json(plan: ServingPlan, with_fields: bool = False) -> dict[str, Any]:
             "step_tokens": limits.step_tokens,
             "block_tokens": plan.layout.spec.block_tokens,
         },
-        "bytes_per_token": plan.layout.logical_bytes(1),
+        "bytes_per_token": sum(block.logical_bytes(1) for block in plan.layout.blocks),
         "sectors": {"count": plan.n_sectors, "sector_bytes": plan.layout.sector_bytes},
         "groups": [_group_json(plan, group, with_fields) for group in groups],
         "conversations": [_conversations_json(plan.conversations(n)) for n in CONVERSATION_TOKENS],
