@@ -45,7 +45,9 @@ class Config:
     served_name: str | None = None
     """Model name in the API; the model's own name when not given."""
     host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for every network."""
     port: int = 8000
+    """TCP port; 0 takes a free one."""
     api_keys: tuple[str, ...] = ()
     """Keys of which a client must send one; anyone is served when empty."""
     grace_s: float = 10.0

@@ -1,0 +1,43 @@
+"""Where output goes: results to stdout, what is going on to stderr; plain and quiet in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+PIPE_WIDTH = 120  # columns of tables that no terminal limits
+
+
+def stdout_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def stderr_console() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))
+
+
+Advance = Callable[[int, int], None]
+"""Called with (done, total) as work goes on."""
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Advance]:
+    """A bar on stderr while the block runs; nothing at all when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=stderr_console(), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
