@@ -18,14 +18,14 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback(help=holdover.__doc__)(_version_option)
+    app.callback(invoke_without_command=True, help=holdover.__doc__)(_version_option)
     for command in (plan, serve, chat, inspect, bench):
         command.register(app)
     return app
 
 
 def main() -> None:
-    build_app()()
+    build_app()(prog_name="holdover")
 
 
 def _version_option(
