@@ -171,7 +171,9 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         widths = f"hidden {geometry['hidden_size']}, MLP {geometry['intermediate_size']}"
         tied = ", embeddings tied" if geometry["tied_embeddings"] else ""
         line("sizes", f"{widths}, vocabulary {geometry['vocab_size']:,}{tied}")
-        ropes = (f"{r['kind']} theta {r['theta']:g} factor {r['factor']:g}" for r in geometry["rope"])
+        ropes = (
+            f"{r['kind']} theta {r['theta']:g} factor {r['factor']:g}" for r in geometry["rope"]
+        )
         line("rope", "; ".join(ropes))
         line("context", f"{geometry['max_context_tokens']:,} tokens")
     tokenizer = report["tokenizer"]

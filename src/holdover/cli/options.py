@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -91,7 +92,7 @@ def field_help() -> dict[str, str]:
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config")
     return {
         field.target.id: text.value.value
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)

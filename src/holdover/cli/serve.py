@@ -1,2 +1,42 @@
+"""`holdover serve`: the plan in short, the load, the URL; then the server until a signal."""
+
+from __future__ import annotations
+
 import typer
-def register(app: typer.Typer) -> None: ...
+
+from holdover.cli.options import (
+    ENGINE_FIELDS,
+    MODEL_FIELDS,
+    PLAN_FIELDS,
+    SERVER_FIELDS,
+    config_command,
+)
+from holdover.cli.screen import progress_bar
+from holdover.config import Config
+
+
+def register(app: typer.Typer) -> None:
+    @config_command(app, "serve", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
+    def serve(config: Config) -> None:
+        """Serve a model over OpenAI's API, inside exactly the planned memory."""
+        from holdover.engine.planning import plan_serving
+        from holdover.plan.tables import short_lines
+
+        planned = plan_serving(config)
+        print("\n".join(short_lines(planned.plan)), flush=True)
+
+        from holdover.engine.engine import build_engine
+        from holdover.server.run import listen
+        from holdover.server.run import serve as run_server
+
+        listen(config.host, config.port).close()  # a taken port is better known before the load
+        with progress_bar("loading weights") as advance:
+            engine = build_engine(planned, advance)
+        run_server(
+            engine,
+            engine.tokenizer,
+            config,
+            model_name=planned.model_name,
+            max_context_tokens=planned.limits.max_context_tokens,
+            on_ready=lambda url: print(f"serving {url}/v1", flush=True),
+        )

@@ -1,7 +1,7 @@
 """From a `Config` to a serving plan and what the engine is built from: the one path of both.
 
-`holdover plan` stops here; `build_engine` goes on from the same object, so a plan and a start cannot
-differ. Reads headers only and imports no torch.
+`holdover plan` stops here; `build_engine` goes on from the same object, so a plan and a start
+cannot differ. Reads headers only and imports no torch.
 """
 
 from __future__ import annotations
