@@ -11,6 +11,7 @@ from holdover.cli.options import (
     SERVER_FIELDS,
     config_command,
 )
+from holdover.cli.screen import progress_bar
 from holdover.config import Config
 
 
@@ -24,15 +25,16 @@ def register(app: typer.Typer) -> None:
         planned = plan_serving(config)
         print("\n".join(short_lines(planned.plan)), flush=True)
 
-        from holdover.cli.loading import load_engine
+        from holdover.engine.build import build_engine
         from holdover.server.run import listen
         from holdover.server.run import serve as run_server
 
         listen(config.host, config.port).close()  # a taken port is better known before the load
-        engine, tokenizer = load_engine(planned)
+        with progress_bar("loading weights") as advance:
+            engine = build_engine(planned, advance)
         run_server(
             engine,
-            tokenizer,
+            engine.tokenizer,
             config,
             model_name=planned.model_name,
             max_context_tokens=planned.limits.max_context_tokens,
