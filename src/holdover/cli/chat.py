@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdover.cli.options import ENGINE_FIELDS, MODEL_FIELDS, PLAN_FIELDS, config_command
-from holdover.cli.screen import progress_bar
 from holdover.config import Config
 from holdover.errors import HoldoverError, RequestError
 from holdover.units import format_bytes
@@ -50,11 +49,10 @@ def register(app: typer.Typer) -> None:
         planned = plan_serving(config)
         print("\n".join(short_lines(planned.plan)), file=sys.stderr, flush=True)
 
-        from holdover.engine.build import build_engine
+        from holdover.cli.loading import load_engine
 
-        with progress_bar("loading weights") as advance:
-            engine = build_engine(planned, advance)
-        session = ChatSession(engine, engine.tokenizer, planned.layout, params, system)
+        engine, tokenizer = load_engine(planned)
+        session = ChatSession(engine, tokenizer, planned.layout, params, system)
         try:
             _talk(session)
         finally:

@@ -11,7 +11,6 @@ from holdover.cli.options import (
     SERVER_FIELDS,
     config_command,
 )
-from holdover.cli.screen import progress_bar
 from holdover.config import Config
 
 
@@ -25,16 +24,15 @@ def register(app: typer.Typer) -> None:
         planned = plan_serving(config)
         print("\n".join(short_lines(planned.plan)), flush=True)
 
-        from holdover.engine.build import build_engine
+        from holdover.cli.loading import load_engine
         from holdover.server.run import listen
         from holdover.server.run import serve as run_server
 
         listen(config.host, config.port).close()  # a taken port is better known before the load
-        with progress_bar("loading weights") as advance:
-            engine = build_engine(planned, advance)
+        engine, tokenizer = load_engine(planned)
         run_server(
             engine,
-            engine.tokenizer,
+            tokenizer,
             config,
             model_name=planned.model_name,
             max_context_tokens=planned.limits.max_context_tokens,

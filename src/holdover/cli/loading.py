@@ -1,0 +1,68 @@
+"""Loading a model with a bar that says how far it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdover.cli.screen import Advance, progress_bar
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdover.engine.engine import Engine
+    from holdover.engine.planning import Planned
+    from holdover.text import Tokenizer
+    from holdover.weights import Checkpoint, TensorInfo
+
+
+@dataclass(slots=True)
+class WatchedCheckpoint:
+    """A checkpoint that reports the stored bytes of every tensor once it is loaded."""
+
+    checkpoint: Checkpoint
+    advance: Advance
+    done_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def path(self) -> Path:
+        return self.checkpoint.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.checkpoint.config
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.checkpoint.metadata
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.checkpoint.tensors
+
+    def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        tensor = self.checkpoint.load(name, dtype)
+        total_bytes = sum(info.n_bytes for info in self.tensors.values())
+        with self._lock:  # tensors are loaded on several threads
+            self.done_bytes += self.tensors[name].n_bytes
+            self.advance(self.done_bytes, total_bytes)
+        return tensor
+
+    def digest(self) -> bytes:
+        return self.checkpoint.digest()
+
+
+def load_engine(planned: Planned) -> tuple[Engine, Tokenizer]:
+    """A running engine as planned, and the model's tokenizer."""
+    from holdover.engine.build import build_engine
+    from holdover.text import load_tokenizer
+
+    tokenizer = load_tokenizer(planned.checkpoint)
+    with progress_bar("loading weights") as advance:
+        watched = WatchedCheckpoint(planned.checkpoint, advance)
+        engine = build_engine(replace(planned, checkpoint=watched), tokenizer)
+    return engine, tokenizer
