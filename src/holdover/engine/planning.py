@@ -56,12 +56,7 @@ class Planned:
         return self.plan.limits
 
     @property
-    def process_bytes(vocab_size: int) -> int:
-    """Interpreter, libraries and tokenizer: the one part that is measured and not counted."""
-    return LIBRARIES_BYTES + vocab_size * TOKENIZER_BYTES_PER_TOKEN
-
-
-def attention_shape(self) -> AttentionShape:
+    def attention_shape(self) -> AttentionShape:
         return attention_shape(self.geometry)
 
 
