@@ -61,22 +61,28 @@ class ManagerMachine(RuleBasedStateMachine):
         self.after_build()
         self.after_build()
 
-    @rule(tokens=tokens_lists, tenant=st.sampled_from(["", "a"]), n=st.integers(1, STEP_TOKENS))
-    def admit(self, tokens, tenant, n):
-        self.start(tokens, tenant, n)
+    @rule(
+        tokens=tokens_lists,
+        tenant=st.sampled_from(["", "a"]),
+        n=st.integers(1, STEP_TOKENS),
+        promised=st.booleans(),
+    )
+    def admit(self, tokens, tenant, n, promised):
+        self.start(tokens, tenant, n, promised)
 
     @precondition(lambda self: self.parked)
     @rule(data=st.data(), n=st.integers(1, STEP_TOKENS))
     def resume(self, data, n):
         tenant, tokens = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
-        self.start(tokens, tenant, n)
+        self.start(tokens, tenant, n, promised=False)
 
-    def start(self, tokens, tenant, n):
+    def start(self, tokens, tenant, n, promised):
         match = self.manager.match(tokens, tenant)
         assert match.n_tokens < len(tokens)
         n = min(n, len(tokens) - match.n_tokens)
         held = self.manager.held_bytes
-        sequence = self.manager.admit(tokens, match, n, tenant)
+        promise = self.layout.peak_blocks(len(tokens), STEP_TOKENS) if promised else ()
+        sequence = self.manager.admit(tokens, match, n, tenant, promise=promise)
         if sequence is None:
             # A lone sequence within the planned context always finds room.
             assert self.running, "refused on an empty arena"
@@ -84,7 +90,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         assert sequence.n_tokens <= match.n_tokens
         self.running.append((sequence, tokens, crcs(tenant, tokens)))
-        self.reserved[sequence] = match.n_tokens + n
+        self.reserved[sequence] = sequence.n_tokens + n
 
     def pick(self, data):
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
