@@ -170,16 +170,13 @@ def _row_slice(
         columns[0], [residency.sink_tokens, low, high, positions[0] + 1, positions[-1] + 1]
     ).tolist()
     start = 0 if residency.sink_tokens else left_start
-    spans = [(max(start, sink_stop), left_stop), (right_start, stop)]
-    if left_stop > right_start:
-        spans = [(min(spans[0][0], right_start), stop)]
-    edges = tuple(
+    edges = tuple(  # they may overlap
         Edge(
             a - start,
             b - start,
             torch.from_numpy(_hidden(columns[:, a:b], positions[None], residency)),
         )
-        for a, b in spans
+        for a, b in ((max(start, sink_stop), left_stop), (right_start, stop))
         if a < b
     )
     rows = torch.arange(row_start, row_start + len(positions))
