@@ -24,7 +24,7 @@ NEW_TOKENS = 64
 WORDS = "The river ran past the old mill, and the miller counted the sacks of grain again. "
 PROMPTS = [
     "The capital of France is",
-    WORDS * 40,  # longer than Gemma's window of 512 tokens
+    WORDS * 30,  # longer than Gemma's window of 512 tokens
     "def fibonacci(n):\n    ",
     "Once upon a time, in a village by the sea,",
     "1, 2, 3, 5, 8, 13,",
