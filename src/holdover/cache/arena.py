@@ -33,9 +33,13 @@ class HostArena:
     """Host memory as one uint8 tensor of exactly `nbytes`, zeroed, committed as it is touched."""
 
     def __init__(self, nbytes: int) -> None:
+        import mmap
+
         import torch
 
-        self.bytes: Tensor = torch.zeros(nbytes, dtype=torch.uint8)
+        # torch.zeros writes every page: seconds at start, and memory taken that may never be used.
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.bytes: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,7 @@ The index holds no references and allocates nothing; the manager does both.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -56,9 +57,9 @@ class PrefixIndex:
         parent = self.root(tenant)
         for start in range(0, len(tokens) - self._run_bytes + 1, self._run_bytes):
             run = tokens[start : start + self._run_bytes]
-            parent = self._hash(parent, run)
-            entry = self._by_key.get(parent)
-            yield parent, entry if entry is not None and entry.tokens == run else None
+            key = self._hash(parent, run)
+            yield key, self._keyed(key, parent, run)
+            parent = key
 
     def partial(self, parent: bytes, tokens: bytes) -> list[tuple[int, Entry]]:
         """Entries after `parent` that begin like `tokens`: (common tokens, entry), best first."""
@@ -74,7 +75,7 @@ class PrefixIndex:
         if entry is None:
             key = self._hash(parent, run) if len(run) == self._run_bytes else None
             if key is not None and key in self._by_key:
-                return key  # a collision: the other run keeps the place, this one stays private
+                return secrets.token_bytes(16)  # a collision: nobody will find what follows this
             entry = Entry(parent, key, run, [None] * self._n_groups)
             self._children.setdefault(parent, {})[entry] = None
             if key is not None:
@@ -124,9 +125,14 @@ class PrefixIndex:
 
     def _find(self, parent: bytes, run: bytes) -> Entry | None:
         if len(run) == self._run_bytes:
-            entry = self._by_key.get(self._hash(parent, run))
-            return entry if entry is not None and entry.tokens == run else None
+            return self._keyed(self._hash(parent, run), parent, run)
         return next((entry for entry in self._latest(parent) if entry.tokens == run), None)
+
+    def _keyed(self, key: bytes, parent: bytes, run: bytes) -> Entry | None:
+        """The entry of a key, if it is the one of this run: a hash alone proves nothing."""
+        entry = self._by_key.get(key)
+        found = entry is not None and entry.tokens == run and entry.parent == parent
+        return entry if found else None
 
     def _latest(self, parent: bytes) -> Iterator[Entry]:
         return islice(reversed(self._children.get(parent, {})), _MAX_CHILDREN_TRIED)

@@ -29,6 +29,10 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def max_error(self) -> float:
+        """Largest |decoded - row| of finite rows, as a fraction of a head's largest magnitude."""
+
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]: ...
 
     def encode(self, rows: Tensor) -> Mapping[str, Tensor]: ...

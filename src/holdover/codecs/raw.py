@@ -1,6 +1,7 @@
 """Rows stored as they are, in 16 or 32 bit floating point.
 
-One field, `data`, ordered head, token, dim: the tokens of one head are a plain matrix.
+One field, `data`, ordered head, token, dim: the tokens of one head are a plain matrix. Inf and NaN
+stay what they are, and a magnitude past the type's largest (65504 in fp16) becomes inf.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ class Raw:
     @property
     def name(self) -> str:
         return self.dtype.value
+
+    @property
+    def max_error(self) -> float:
+        """Half a unit in the last place; holds from the smallest normal magnitude on."""
+        return {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}[self.dtype]
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:
         shape = (plane.heads, block_tokens, plane.dim)

@@ -22,6 +22,7 @@ from holdover.weights.base import Checkpoint
 T = TypeVar("T")
 
 _THREADS = 2  # layers in flight: hides the reading of one behind the decoding of another
+_STORED_NAMES = {DType.FP32: "F32", DType.BF16: "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Loader:
 
     def stacked(self, names: Sequence[str]) -> Tensor:
         """Some tensors under each other, in the model's dtype."""
+        if len(names) == 1 and self._is_converted(names[0]):
+            return self.checkpoint.load(names[0], TORCH_DTYPES[self.dtype])
         shapes = [self.checkpoint.tensors[name].shape for name in names]
         rows = sum(shape[0] for shape in shapes)
         whole = torch.empty((rows, *shapes[0][1:]), dtype=TORCH_DTYPES[self.dtype])
@@ -78,6 +81,10 @@ class Loader:
         """`read` of every layer, a few at a time."""
         with ThreadPoolExecutor(_THREADS) as pool:
             return tuple(pool.map(read, range(len(self.geometry.layers))))
+
+    def _is_converted(self, name: str) -> bool:
+        """Whether loading makes new memory; an unconverted tensor may be a view of the file."""
+        return self.checkpoint.tensors[name].dtype_name != _STORED_NAMES[self.dtype]
 
     def _weight(self, names: Sequence[str]) -> Tensor:
         return self.stacked([f"{name}.weight" for name in names])

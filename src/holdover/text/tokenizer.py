@@ -36,7 +36,7 @@ class TokenizerSource(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tokenizer:
     """Build with `load_tokenizer`.
 
@@ -48,14 +48,14 @@ class Tokenizer:
     vocab_size: int
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
-    special_ids: frozenset[int]
+    special_ids: frozenset[int] = field(repr=False)
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
     strips_leading_space: bool
-    chat_template: ChatTemplate | None
-    _backend: tokenizers.Tokenizer
-    _byte_level: bool
-    _bytes: dict[int, bytes] = field(default_factory=dict)
+    chat_template: ChatTemplate | None = field(repr=False)
+    _backend: tokenizers.Tokenizer = field(repr=False)
+    _byte_level: bool = field(repr=False)
+    _bytes: dict[int, bytes] = field(default_factory=dict, repr=False)
 
     def encode(
         self, text: str, add_special_tokens: bool = True, field_name: str = "prompt"

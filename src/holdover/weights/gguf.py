@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +33,15 @@ _THREADS = 2
 _MOST_PIECES_ALONE = 16  # below that `load_tensors` shares the work tensor by tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufCheckpoint:
     """See `Checkpoint`. Open with `open_gguf`."""
 
     path: Path
     config: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, TensorInfo]
-    _entries: Mapping[str, GgufTensor]
+    metadata: Mapping[str, Any] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    _entries: Mapping[str, GgufTensor] = field(repr=False)
 
     def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         import torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -44,14 +44,16 @@ _TEXT_PREFIXES = (
 _BARE_PARTS = ("embed_tokens.", "layers.", "norm.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SafetensorsCheckpoint:
     """See `Checkpoint`. Open with `open_folder`."""
 
     path: Path
     config: Mapping[str, Any]
-    tensors: Mapping[str, TensorInfo]
-    _places: Mapping[str, tuple[Path, str]]  # name -> its file, and its name in there
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    _places: Mapping[str, tuple[Path, str]] = field(
+        repr=False
+    )  # name -> its file, and its name in there
 
     @property
     def metadata(self) -> Mapping[str, Any]:

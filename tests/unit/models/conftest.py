@@ -1,7 +1,7 @@
 """Tiny random models of every variant, and two caches to step them over.
 
 `ContiguousCache` is an independent oracle in the plainest torch; `PagedCache` is the real reference
-backend over a real arena, with blocks handed out in an order that is not the sequence's.
+backend over a real arena.
 """
 
 from __future__ import annotations
@@ -101,33 +101,38 @@ class ContiguousCache:
 
 
 class PagedCache:
-    """Block b of sequence s, in every group, is the next free one when it is first needed."""
+    """A group owns every n-th sector of an arena and takes its blocks one by one, never back."""
 
-    def __init__(self, geometry: Geometry, codec: str = "fp32", block_tokens: int = 4) -> None:
-        n_sectors, limits = 256, Limits(8, 4096, 4096)
+    def __init__(
+        self,
+        geometry: Geometry,
+        codec: str = "fp32",
+        block_tokens: int = 4,
+        capacity_tokens: int = 200,
+    ) -> None:
+        limits = Limits(16, 4096, 4096)
         spec = CacheSpec.of(geometry.layers, block_tokens)
         self.layout = CacheLayout.of(spec, uniform(codec))
         shape = AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
+        n_blocks = ceil_div(capacity_tokens, block_tokens)
+        n_sectors = len(spec.groups) * ceil_div(n_blocks, min(self.layout.blocks_per_sector))
         # Bytes that are no number: a read of a row that was never written shows.
         arena = torch.full((n_sectors * self.layout.sector_bytes,), 0xFF, dtype=torch.uint8)
-        workspace = torch.empty(
-            reference.workspace_bytes(self.layout, limits, shape), dtype=torch.uint8
-        )
+        workspace_bytes = reference.workspace_bytes(self.layout, limits, shape)
+        workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
         self.backend = reference.bind(arena, self.layout, limits, workspace)
         self.tables: list[dict[int, list[int]]] = [{} for _ in spec.groups]
-        self.free = [list(range(n_sectors * per // 8)) for per in self.layout.blocks_per_sector]
+        self.taken = [0 for _ in spec.groups]
 
     def begin(self, turn: Turn, lengths: Mapping[int, int]) -> AttentionStep:
         block_tokens = self.layout.spec.block_tokens
         context = [lengths[sequence] + n for sequence, n in turn]
-        width = max(ceil_div(tokens, block_tokens) for tokens in context)
         tables = []
         for group, table in enumerate(self.tables):
-            flat = np.full((len(turn), width), -1, np.int32)
+            flat = np.full((len(turn), ceil_div(max(context), block_tokens)), -1, np.int32)
             for row, (sequence, _) in enumerate(turn):
                 blocks = table.setdefault(sequence, [])
                 while len(blocks) * block_tokens < context[row]:
-                    # Groups own sectors in turn, so block numbers of two groups never overlap.
                     blocks.append(self._take(group))
                 flat[row, : len(blocks)] = blocks
             tables.append(flat)
@@ -137,10 +142,9 @@ class PagedCache:
         )
 
     def _take(self, group: int) -> int:
-        """The next block in a sector of the group's own: sector number = group, modulo groups."""
         per = self.layout.blocks_per_sector[group]
-        number = self.free[group].pop(0)
-        sector, slot = divmod(number, per)
+        sector, slot = divmod(self.taken[group], per)
+        self.taken[group] += 1
         return (sector * len(self.tables) + group) * per + slot
 
 

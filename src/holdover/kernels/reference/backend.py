@@ -132,8 +132,8 @@ def _attend(
     for edge in part.edges:
         hidden = edge.hidden[None, :, :, None, :]
         scores[..., edge.start : edge.stop].masked_fill_(hidden, -torch.inf)
-    flat.sub_(flat.amax(-1, keepdim=True)).exp_()
-    mixed = torch.bmm(flat, seen_values).div_(flat.sum(-1, keepdim=True))
+    torch.softmax(flat, dim=-1, out=flat)
+    mixed = torch.bmm(flat, seen_values)
     split = mixed.view(heads, sequences, n_rows, shared, -1).permute(1, 2, 0, 3, 4)
     return split.reshape(n_tokens, query_heads, -1)
 

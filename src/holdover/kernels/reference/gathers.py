@@ -27,7 +27,7 @@ from holdover.spec.groups import Group
 from holdover.spec.residency import Residency, step_blocks
 
 NOWHERE = np.iinfo(np.int64).max  # position of a padding column: after every query
-MAX_ROWS = 128  # query rows at a time: more would score too many keys right of the diagonal
+MAX_ROWS = 64  # query rows at a time: more would score too many keys right of the diagonal
 
 Positions = NDArray[np.int64]
 

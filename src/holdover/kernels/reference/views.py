@@ -20,7 +20,7 @@ from holdover.codecs.base import Codec, get_codec
 from holdover.spec.dtypes import DType
 from holdover.spec.layout import CacheLayout, PlacedField
 
-DECODE_BYTES = 2**19  # of fp32 rows decoded at a time: they stay in a core's cache
+PIECE_BYTES = 2**20  # of fp32 rows decoded at a time: little enough to stay in cache
 TORCH_DTYPES = {
     DType.FP32: torch.float32,
     DType.BF16: torch.bfloat16,
@@ -54,7 +54,7 @@ class PlaneView:
     def read(self, blocks: Tensor, into: Tensor) -> None:
         """Decode whole blocks (in units) into fp32 `into` [blocks, block_tokens, heads, dim]."""
         block_tokens = into.shape[1]
-        piece = max(1, DECODE_BYTES // (into[0].numel() * into.element_size()))
+        piece = max(1, PIECE_BYTES // (into[0].numel() * into.element_size()))
         for start in range(0, len(blocks), piece):
             at = blocks[start : start + piece]
             encoded = {name: f.read(at, block_tokens) for name, f in self.fields.items()}

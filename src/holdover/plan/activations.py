@@ -1,0 +1,73 @@
+"""Bytes of the activations of one step: an upper bound that follows how the forward is written.
+
+Each line below is a moment of `holdover.models` at which much is alive at once: what enters a
+product beside what leaves it, the halves of a rotation, a norm in fp32. Weights, cache and kernel
+workspace are counted elsewhere. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from holdover.geometry.base import Geometry
+from holdover.spec.dtypes import DType
+from holdover.spec.limits import Limits
+
+_INDEX_BYTES = 8  # token ids, positions and rows are int64
+_FP32_BYTES = DType.FP32.item_bytes
+
+
+def activation_bytes(geometry: Geometry, limits: Limits, dtype: DType) -> int:
+    """Most bytes alive in a step of `step_tokens` tokens and `max_sequences` rows of logits."""
+    g, item = geometry, dtype.item_bytes
+    tokens, rows = limits.step_tokens, limits.max_sequences
+    inputs = _INDEX_BYTES * (2 * tokens + rows)
+    tables = len(g.ropes) * 2 * tokens * g.head_dim * item
+    residual = tokens * g.hidden_size * item
+    layer = max(_angles(g, tokens, item), _attention(g, tokens, item), _mlp(g, tokens, item))
+    end = max(residual + rows * g.hidden_size * item, _logits(g, rows, item))
+    return inputs + tables + max(residual + layer, end)
+
+
+def _angles(g: Geometry, tokens: int, item: int) -> int:
+    """Angle, cosine and sine of half a head in fp32, then rounded, beside the finished tables."""
+    return tokens * g.head_dim // 2 * (3 * _FP32_BYTES + 3 * item)
+
+
+def _attention(g: Geometry, tokens: int, item: int) -> int:
+    """Beside the residual stream: norm, product with qkv, q/k norm, rotation, attention, output."""
+    hidden, query = tokens * g.hidden_size * item, tokens * g.query_width * item
+    turned = tokens * (g.query_width + g.kv_width)
+    qkv = (turned + tokens * g.kv_width) * item
+    normed = turned * item if g.qk_norm else 0
+    # A backend may hold the step's queries and results once more, in fp32.
+    attend = turned * item + query + 2 * tokens * g.query_width * _FP32_BYTES
+    heads = tokens * (g.query_heads + g.kv_heads)
+    return max(
+        hidden + qkv,
+        qkv + (_norm(heads, g.head_dim, item) if g.qk_norm else 0),
+        qkv + normed + 2 * turned * item,
+        attend,
+        query + hidden,
+        hidden + _norm(tokens, g.hidden_size, item),  # a norm after the output product
+    )
+
+
+def _mlp(g: Geometry, tokens: int, item: int) -> int:
+    """Product with gate and up, the activated gate beside both, and the product down."""
+    hidden, inner = tokens * g.hidden_size * item, tokens * g.intermediate_size * item
+    return max(hidden + 2 * inner, 3 * inner, inner + hidden)
+
+
+def _logits(g: Geometry, rows: int, item: int) -> int:
+    """Logits in the model's dtype, then beside them in fp32 where that is another."""
+    hidden, scores = rows * g.hidden_size * item, rows * g.vocab_size
+    widened = 0 if item == _FP32_BYTES else scores * _FP32_BYTES
+    return max(hidden + _norm(rows, g.hidden_size, item), 2 * hidden + scores * item + widened)
+
+
+def _norm(rows: int, width: int, item: int) -> int:
+    """In fp32 one temporary at a time; from 16 bit the widened input, its norm and the result.
+
+    Each row's mean and its root are kept beside them.
+    """
+    wide = _FP32_BYTES if item == _FP32_BYTES else 2 * _FP32_BYTES + item
+    return rows * (width * wide + 2 * _FP32_BYTES)

@@ -1,0 +1,359 @@
+"""Every kernel backend against dense float64 attention, over a paged and poisoned cache.
+
+A world is an arena of 0xFF bytes (NaN in every float type) in which only live rows are ever
+written: free blocks, other groups' blocks, rows behind the window and unused rows of a block all
+stay NaN, dead table entries are -1. Scratch is exactly what the backend asked for, with canary
+bytes after it, and new tensors are filled with NaN.
+
+Tolerances, for rows of unit variance: 1e-5 against the oracle on the rows as the codec gives them
+back, plus 8 times the codec's stated error against the oracle on the exact rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdover.codecs.base import codec_names, get_codec, uniform
+from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.registry import load_plugin, plugin_names
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layers import LayerSpec, Plane
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+from holdover.spec.residency import Chunk, Full, Residency, Window, step_blocks
+from holdover.units import ceil_div
+
+BACKENDS = plugin_names("holdover.kernels")
+EXACT = 1e-5
+CANARY = 0xA5
+
+RESIDENCIES = (Full(), Window(5), Window(20), Window(6, 3), Window(9, 20), Chunk(8), Chunk(12, 2))
+HEADS = ((2, 2), (6, 2), (4, 1))  # query heads, KV heads: MHA, GQA, MQA
+HEAD_DIMS = (8, 64, 80, 256)
+BLOCK_TOKENS = (1, 3, 16)
+SOFTCAPS = (0.0, 3.0)
+MIXES = {  # (context, queries) of each sequence
+    "decode": ((1, 1), (17, 1), (40, 1), (33, 1), (90, 1)),
+    "prefill": ((48, 48), (37, 21)),
+    "mixed": ((50, 1), (40, 9), (20, 0), (16, 16), (3, 1)),
+    "one token": ((1, 1), (1, 1)),
+    "block edges": ((16, 1), (32, 16), (48, 1), (33, 1), (17, 2), (15, 3)),
+}
+AXES = (codec_names(), RESIDENCIES, HEADS, HEAD_DIMS, BLOCK_TOKENS, SOFTCAPS, tuple(MIXES))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    codec: str = "fp32"
+    residency: Residency = Full()  # noqa: RUF009  (frozen)
+    heads: tuple[int, int] = (6, 2)
+    head_dim: int = 64
+    block_tokens: int = 16
+    softcap: float = 0.0
+    mix: str = "mixed"
+    value_dim: int | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        parts = (self.codec, self.residency, self.heads, self.head_dim, self.block_tokens)
+        return "-".join(str(part) for part in (*parts, self.softcap, self.mix)).replace(" ", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A sequence: rows by (layer, plane) [context, heads, dim] and [queries, query_heads, dim]."""
+
+    context: int
+    queries: int
+    rows: dict[tuple[int, str], Tensor]
+    query: Tensor
+
+    @property
+    def start(self) -> int:
+        return self.context - self.queries
+
+
+def pairwise(axes: Sequence[Sequence[Any]]) -> list[Case]:
+    """Few cases in which every two values of two axes meet."""
+    pairs = list(combinations(range(len(axes)), 2))
+    wanted = {(i, a, j, b) for i, j in pairs for a in axes[i] for b in axes[j]}
+    everything = list(product(*axes))
+    random.Random(0).shuffle(everything)
+    chosen = []
+    for enough in (len(pairs), len(pairs) // 2, 1):  # greedy: the most useful cases first
+        for values in everything:
+            met = wanted & {(i, values[i], j, values[j]) for i, j in pairs}
+            if len(met) >= enough:
+                wanted -= met
+                chosen.append(Case(*values))
+    return chosen
+
+
+class World:
+    """One arena with two groups of layers (0, 2 and 1; 3 reads the rows of 0), and its backend."""
+
+    def __init__(self, backend: str, case: Case, lengths: Sequence[tuple[int, int]], seed: int = 0):
+        self.case, self.codec, self.random = (
+            case,
+            get_codec(case.codec),
+            np.random.default_rng(seed),
+        )
+        kv_heads, dim = case.heads[1], case.head_dim
+        planes = (Plane("k", kv_heads, dim), Plane("v", kv_heads, case.value_dim or dim))
+        other: Residency = Window(7) if case.residency == Full() else Full()
+        mine = LayerSpec(planes, case.residency)
+        layers = (mine, LayerSpec(planes, other), mine, LayerSpec(planes, case.residency, 0))
+        self.spec = CacheSpec.of(layers, case.block_tokens)
+        self.layout = CacheLayout.of(self.spec, uniform(case.codec))
+        step_tokens = max(1, sum(queries for _, queries in lengths))
+        limits = Limits(len(lengths), step_tokens, max(context for context, _ in lengths))
+        shape = AttentionShape(case.heads[0], kv_heads, dim)
+        needs = [ceil_div(context, case.block_tokens) for context, _ in lengths]
+        sectors = [ceil_div(2 * sum(needs), per) for per in self.layout.blocks_per_sector]
+        self.arena = torch.full(((sum(sectors) + 1) * self.layout.sector_bytes,), 0xFF).byte()
+        self.tables = self._deal(sectors, needs)
+        module = load_plugin("holdover.kernels", backend)
+        self.workspace_bytes = module.workspace_bytes(self.layout, limits, shape)
+        self.room = torch.full((self.workspace_bytes + 4096,), CANARY).byte()
+        self.room[: self.workspace_bytes] = 0xFF
+        workspace = self.room[: self.workspace_bytes]
+        self.backend = module.bind(self.arena, self.layout, limits, workspace)
+
+    def _deal(self, sectors: list[int], needs: list[int]) -> list[np.ndarray]:
+        """Per group, a table of scattered block numbers in sectors that only it holds."""
+        numbers = self.random.permutation(sum(sectors) + 1)
+        tables = []
+        for count, per in zip(sectors, self.layout.blocks_per_sector, strict=True):
+            mine, numbers = numbers[:count], numbers[count:]
+            blocks = self.random.permutation((mine[:, None] * per + np.arange(per)).reshape(-1))
+            table = np.full((len(needs), max(needs)), -1, dtype=np.int32)
+            for row, need in enumerate(needs):
+                table[row, :need], blocks = blocks[:need], blocks[need:]
+            tables.append(table)
+        return tables
+
+    def begin(self, spans: Sequence[tuple[int, int]]) -> AttentionStep:
+        """A step in which sequence s computes tokens [start, stop)."""
+        tables = []
+        for group, table in zip(self.spec.groups, self.tables, strict=True):
+            live = np.full_like(table, -1)
+            for row, (start, stop) in enumerate(spans):
+                need = step_blocks(group.residency, start, stop, self.case.block_tokens)
+                blocks = [b for b in range(table.shape[1]) if b in need]
+                live[row, blocks] = table[row, blocks]
+            tables.append(live)
+        starts = np.cumsum([0] + [stop - start for start, stop in spans]).astype(np.int32)
+        contexts = np.array([stop for _, stop in spans], dtype=np.int32)
+        return self.backend.begin(AttentionBatch(starts, contexts, tuple(tables)))
+
+    def write(self, step: AttentionStep, pieces: Sequence[dict[tuple[int, str], Tensor]]) -> None:
+        for layer in (0, 1, 2):
+            step.write(layer, {p: torch.cat([rows[layer, p] for rows in pieces]) for p in "kv"})
+
+    def store_history(self, sequences: Sequence[Running]) -> None:
+        """Write what precedes the step, with NaN for rows that its queries cannot see."""
+        contexts = np.array([s.start for s in sequences], dtype=np.int32)
+        starts = np.cumsum([0, *contexts]).astype(np.int32)
+        pieces = []
+        for s in sequences:
+            piece = {key: rows[: s.start].clone() for key, rows in s.rows.items()}
+            for (layer, _), rows in piece.items():
+                residency = self.spec.layers[layer].residency
+                dead = [j for j in range(s.start) if not visible(residency, s.start, j)]
+                rows[dead] = torch.nan
+            pieces.append(piece)
+        self.write(self.backend.begin(AttentionBatch(starts, contexts, tuple(self.tables))), pieces)
+
+    def step(self, sequences: Sequence[Running], layer: int = 0) -> list[Tensor]:
+        """The result of each sequence's queries, after writing their rows too."""
+        step = self.begin([(s.start, s.context) for s in sequences])
+        self.write(step, [{k: rows[s.start :] for k, rows in s.rows.items()} for s in sequences])
+        query = torch.cat([s.query for s in sequences])
+        result = step.attend(layer, query, self.case.head_dim**-0.5, self.case.softcap)
+        assert result.dtype == self.case.dtype
+        assert (self.room[self.workspace_bytes :] == CANARY).all(), "wrote past the workspace"
+        return list(result.float().split([s.queries for s in sequences]))
+
+    def sequences(self, lengths: Sequence[tuple[int, int]]) -> list[Running]:
+        """Random rows and queries, as the codec takes them and in the case's dtype."""
+        generator = torch.Generator().manual_seed(int(self.random.integers(2**31)))
+        made = []
+        for context, queries in lengths:
+            rows = {
+                (layer, plane.name): torch.randn(
+                    context, plane.heads, plane.dim, generator=generator
+                ).to(self.case.dtype)
+                for layer in (0, 1, 2)
+                for plane in self.spec.layers[layer].planes
+            }
+            shape = (queries, self.case.heads[0], self.case.head_dim)
+            query = torch.randn(shape, generator=generator).to(self.case.dtype)
+            made.append(Running(context, queries, rows, query))
+        return made
+
+    def free_bytes_are_untouched(self) -> bool:
+        """Whether every byte outside the tables' blocks is what it was."""
+        used = torch.zeros(len(self.arena), dtype=torch.bool)
+        for group, table in enumerate(self.tables):
+            for block in table[table >= 0].tolist():
+                offset = self.layout.block_offset(group, block)
+                used[offset : offset + self.layout.blocks[group].nbytes] = True
+        return bool((self.arena[~used] == 0xFF).all())
+
+
+def visible(residency: Residency, query: int, key: int) -> bool:
+    """The rules once more, in their plainest form."""
+    if key > query:
+        return False
+    match residency:
+        case Window(window_tokens, sink_tokens):
+            return query - key < window_tokens or key < sink_tokens
+        case Chunk(chunk_tokens, sink_tokens):
+            return query // chunk_tokens == key // chunk_tokens or key < sink_tokens
+    return True
+
+
+def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
+    """Attention of a sequence's queries in float64, every head and score written out."""
+    case, residency = world.case, world.spec.layers[layer].residency
+    storage, shared = world.spec.storage_layer(layer), case.heads[0] // case.heads[1]
+    codec = world.codec
+    keys, values = (
+        (rows if exact else codec.decode(codec.encode(rows))).double().repeat_interleave(shared, 1)
+        for rows in (running.rows[storage, "k"], running.rows[storage, "v"])
+    )
+    positions = range(running.start, running.context)
+    pairs = [[not visible(residency, p, j) for j in range(running.context)] for p in positions]
+    hidden = torch.tensor(pairs, dtype=torch.bool).view(running.queries, running.context)
+    scores = torch.einsum("qhd,khd->hqk", running.query.double(), keys) * case.head_dim**-0.5
+    if case.softcap:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def check(backend: str, case: Case, lengths: Sequence[tuple[int, int]]) -> None:
+    world = World(backend, case, lengths)
+    sequences = world.sequences(lengths)
+    world.store_history(sequences)
+    rounding = torch.finfo(case.dtype).eps if case.dtype != torch.float32 else 0.0
+    for layer in (0, 1, 2, 3):
+        for running, got in zip(sequences, world.step(sequences, layer), strict=True):
+            assert got.isfinite().all(), f"layer {layer}: NaN reached the result"
+            for exact in (False, True):
+                want = dense(world, running, layer, exact)
+                error = (got - want).abs() - rounding * want.abs()
+                tolerance = EXACT + exact * 8 * world.codec.max_error
+                assert (error <= tolerance).all(), f"layer {layer}: off by {error.max():.2e}"
+    assert world.free_bytes_are_untouched()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_new_tensors() -> Iterator[None]:
+    """torch fills new tensors with NaN in its deterministic mode."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("case", pairwise(AXES), ids=str)
+def test_attention_is_the_dense_one(backend: str, case: Case) -> None:
+    check(backend, case, MIXES[case.mix])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("residency", RESIDENCIES, ids=str)
+def test_attention_is_the_dense_one_everywhere(
+    backend: str, codec: str, residency: Residency
+) -> None:
+    for values in product((codec,), (residency,), *AXES[2:]):
+        check(backend, Case(*values), MIXES[str(values[-1])])
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES, ids=str)
+def test_long_prefill_in_slices(backend: str, residency: Residency) -> None:
+    case = Case(residency=residency, head_dim=8, block_tokens=3)
+    check(backend, case, ((150, 150), (170, 90), (140, 1), (160, 41)))
+
+
+@pytest.mark.parametrize("head_dim", [8, 64])
+def test_bf16_queries(backend: str, head_dim: int) -> None:
+    case = Case(codec="bf16", head_dim=head_dim, dtype=torch.bfloat16)
+    check(backend, case, MIXES["mixed"])
+
+
+def test_values_narrower_than_keys(backend: str) -> None:
+    check(backend, Case(head_dim=24, value_dim=16), MIXES["mixed"])
+
+
+@pytest.mark.parametrize("residency", [Full(), Window(20), Chunk(12, 2)], ids=str)
+def test_alone_equals_batched(backend: str, residency: Residency) -> None:
+    case, lengths = Case(residency=residency), MIXES["block edges"]
+    world = World(backend, case, lengths)
+    sequences = world.sequences(lengths)
+    world.store_history(sequences)
+    for running, batched in zip(sequences, world.step(sequences), strict=True):
+        alone = World(backend, case, [(running.context, running.queries)], seed=1)
+        alone.store_history([running])
+        torch.testing.assert_close(alone.step([running])[0], batched, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("residency", [Full(), Window(20, 3), Chunk(12)], ids=str)
+def test_chunked_equals_whole(backend: str, residency: Residency) -> None:
+    case = Case(residency=residency)
+    world = World(backend, case, [(70, 70)])
+    [whole] = world.sequences([(70, 70)])
+    want = world.step([whole])[0]
+    world = World(backend, case, [(70, 70)], seed=1)
+    for start, stop in ((0, 1), (1, 33), (33, 34), (34, 70)):
+        piece = {key: rows[:stop] for key, rows in whole.rows.items()}
+        running = Running(stop, stop - start, piece, whole.query[start:stop])
+        torch.testing.assert_close(world.step([running])[0], want[start:stop], atol=EXACT, rtol=0)
+
+
+def test_rows_of_a_shared_layer_are_not_written(backend: str) -> None:
+    world = World(backend, Case(), [(4, 4)])
+    [running] = world.sequences([(4, 4)])
+    step = world.begin([(0, 4)])
+    with pytest.raises(AssertionError, match="layer 3"):
+        step.write(3, {p: running.rows[0, p] for p in "kv"})
+
+
+@pytest.mark.parametrize("lengths", [((1000, 1),) * 8, ((4000, 100),)], ids=["decode", "prefill"])
+def test_scratch_lies_in_the_workspace(
+    backend: str, lengths: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the workspace: the result, three times the queries in fp32, and 2 MiB."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    world = World(backend, Case(codec="bf16", heads=(8, 4), head_dim=128), lengths)
+    sequences = world.sequences(lengths)
+    world.store_history(sequences)
+    step = world.begin([(s.start, s.context) for s in sequences])
+    world.write(step, [{k: r[s.start :] for k, r in s.rows.items()} for s in sequences])
+    query = torch.cat([s.query for s in sequences])
+    with torch.profiler.profile(profile_memory=True) as profile:
+        result = step.attend(0, query, 128**-0.5)
+    changes = [
+        e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"
+    ]
+    gathered_bytes = sum(context for context, _ in lengths) * 2 * 4 * 128 * 4
+    bound_bytes = 4 * query.nbytes + 2**21
+    peak_bytes = max(accumulate(changes))
+    assert result.nbytes <= peak_bytes <= bound_bytes < gathered_bytes
+    want = torch.cat([dense(world, running, 0, exact=False) for running in sequences])
+    assert (result - want).abs().max() <= EXACT

@@ -1,0 +1,27 @@
+"""`python serve_scripted.py STEP_S GRACE_S`: a server process for the signal tests."""
+
+from __future__ import annotations
+
+import sys
+
+from scripted import ByteTokenizer, ScriptedEngine
+
+from holdover.config import Config
+from holdover.server.run import serve
+
+
+def main() -> None:
+    step_s, grace_s = map(float, sys.argv[1:])
+    serve(
+        ScriptedEngine(lambda prompt: b"abcdefghij", step_s),
+        ByteTokenizer(),
+        Config(port=0, grace_s=grace_s),
+        model_name="scripted",
+        max_context_tokens=4096,
+        on_ready=lambda url: print(url, flush=True),
+    )
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()
