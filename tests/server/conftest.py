@@ -35,6 +35,7 @@ class Live:
     engine: Any
     tokenizer: Any
     server: HoldoverServer
+    http: httpx.Client
     model: str = MODEL
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
@@ -46,10 +47,13 @@ class Live:
         )
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, timeout=30, **options)
+        return self.http.post(path, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.get(path, **options)
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(self.url + "/metrics").text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
 
 
@@ -70,7 +74,9 @@ def live(
     assert ready.wait(10)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        yield Live(url, engine, tokenizer, server, model)
+        # no TLS here, and reading the certificates of this machine takes a third of a second
+        with httpx.Client(base_url=url, timeout=30, verify=False) as http:
+            yield Live(url, engine, tokenizer, server, http, model)
     finally:
         server.begin_drain()
         thread.join(15)
@@ -78,6 +84,12 @@ def live(
 
 
 Start = Callable[..., Live]
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., contextlib.AbstractContextManager[Live]]:
+    """`with serving(engine, tokenizer, config, model, max_context_tokens) as server:`"""
+    return live
 
 
 @pytest.fixture

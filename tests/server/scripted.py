@@ -114,6 +114,8 @@ class ScriptedEngine:
             raise RequestError("prompt", text, "context_length_exceeded")
         text = ByteTokenizer().decode(prompt)
         with self._lock:
+            if self._stopped:
+                raise RequestError(None, "the engine is shutting down", "shutting_down")
             request_id = f"r{next(self._ids)}"
             self.tenants.append(tenant)
             self.params.append(params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -159,7 +160,6 @@ FIELDS: list[tuple[str, dict[str, Any], int, str, str]] = [
 @pytest.mark.parametrize("stream", [False, True])
 def test_fields(
     plain: Any,
-    http: httpx.Client,
     path: str,
     fields: dict[str, Any],
     status: int,
@@ -174,20 +174,12 @@ def test_fields(
         and "stream_options" not in fields
     ):
         fields = {**fields, "stream": True}
-    elif stream:
-        pytest.skip("has no stream")
-    response = http.post(
-        plain.url + path,
+    response = plain.post(
+        path,
         content=body_of(path, plain, fields),
         headers={"Content-Type": "application/json"},
     )
     check(response, status, param, says)
-
-
-@pytest.fixture(scope="module")
-def http(plain: Any) -> Any:
-    with httpx.Client(timeout=30) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -241,6 +233,18 @@ def test_big_body(plain: Any) -> None:
     assert limit in str(error.value)
 
 
+def test_a_refused_body_is_read_so_that_the_answer_arrives(plain: Any) -> None:
+    # a client that writes all before it reads would else see "connection reset"
+    host, port = plain.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(
+            f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "Content-Length: 20000000\r\n\r\n".encode()
+        )
+        connection.sendall(b"x" * 20_000_000)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
 def test_big_body_without_a_length(plain: Any) -> None:
     def pieces() -> Any:
         yield b'{"prompt": "'
@@ -261,10 +265,10 @@ def test_body_just_below_the_limit_is_read(plain: Any) -> None:
 
 def test_routes_and_methods(plain: Any) -> None:
     check(plain.post("/v1/embeddings", json={}), 404, None, "/v1/embeddings")
-    check(httpx.get(plain.url + "/nothing"), 404, None, "GET /nothing")
-    check(httpx.get(plain.url + CHAT), 405, None, "POST")
-    check(httpx.delete(plain.url + "/v1/models"), 405, None, "GET")
-    check(httpx.get(plain.url + "/v1/models/other"), 404, "model", "acme/scripted")
+    check(plain.get("/nothing"), 404, None, "GET /nothing")
+    check(plain.get(CHAT), 405, None, "POST")
+    check(plain.http.delete("/v1/models"), 405, None, "GET")
+    check(plain.get("/v1/models/other"), 404, "model", "acme/scripted")
 
 
 def test_content_type(plain: Any) -> None:
@@ -309,6 +313,15 @@ def test_a_failing_engine(start: Any) -> None:
         list(client.completions.create(model=server.model, prompt="CRASH", stream=True))
     assert "secret" not in str(broken.value)
     assert "engine failed" in str(broken.value)
+
+
+def test_an_engine_that_stopped_makes_the_server_unhealthy(start: Any) -> None:
+    server = start()
+    server.engine.shutdown(0.0)
+    response = server.post(TEXT, json={"model": server.model, "prompt": "x"})
+    check(response, 503, None, "shutting down")
+    assert response.headers["retry-after"] == "5"
+    check(server.get("/health"), 503, None, "engine has stopped")
 
 
 def test_a_bug_is_a_500_without_a_traceback(start: Any) -> None:

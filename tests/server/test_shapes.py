@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 TEXT = "Grüße 🙂 aus 東京"
@@ -63,7 +62,7 @@ def test_stream_on_the_wire(plain: Any, path: str) -> None:
     else:
         body["prompt"] = TEXT
     frames = []
-    with httpx.stream("POST", plain.url + path, json=body) as response:
+    with plain.http.stream("POST", path, json=body) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         for raw in response.iter_raw():
             # a network read may hold several frames, but each one is whole JSON and whole UTF-8

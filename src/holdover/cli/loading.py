@@ -26,7 +26,11 @@ class WatchedCheckpoint:
     checkpoint: Checkpoint
     advance: Advance
     done_bytes: int = 0
+    total_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.total_bytes = sum(info.n_bytes for info in self.tensors.values())
 
     @property
     def path(self) -> Path:
@@ -46,10 +50,9 @@ class WatchedCheckpoint:
 
     def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         tensor = self.checkpoint.load(name, dtype)
-        total_bytes = sum(info.n_bytes for info in self.tensors.values())
         with self._lock:  # tensors are loaded on several threads
             self.done_bytes += self.tensors[name].n_bytes
-            self.advance(self.done_bytes, total_bytes)
+            self.advance(self.done_bytes, self.total_bytes)
         return tensor
 
     def digest(self) -> bytes:

@@ -108,7 +108,7 @@ def _parameter(name: str) -> inspect.Parameter:
     if name == "model":
         info: Any = typer.Argument(help=field_help()[name])
     elif name == "api_keys":
-        hint, default = list[str], list(field.default)
+        hint, default = list[str], list(default)
         info = typer.Option(
             "--api-key", help=field_help()[name], envvar=_ENVIRONMENT[name], show_default=False
         )

@@ -19,15 +19,15 @@ from holdover.units import ceil_div, format_bytes
 
 CONVERSATION_TOKENS = (1024, 4096, 16384, 131072)
 
-INDEX_BYTES = 4  # int32: block tables and per-sequence arrays
-TOKEN_BYTES = 8  # int64: token ids and positions, as torch indexes with them
+_INDEX_BYTES = 4
+_GROWTH = 2  # a table that grows by doubling may have this many times the entries in use
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Everything but the arena, in bytes."""
 
-    process_bytes: int  # interpreter and libraries
+    process_bytes: int  # interpreter, libraries and tokenizer: measured, not counted
     weights_bytes: int
     workspace_bytes: int  # the kernel backend's scratch
     tables_bytes: int
@@ -170,17 +170,15 @@ def most_usable_bytes(layout: CacheLayout, limits: Limits) -> int:
 
 
 def tables_bytes(layout: CacheLayout, limits: Limits) -> int:
-    """The flat arrays of one step: what a kernel backend reads besides rows.
+    """Block tables, and what else a step says about its sequences, as int32.
 
-    Per group a block table [max_sequences, blocks of the longest context], the query starts and
-    context lengths of every sequence (int32), token ids and positions of the step (int64).
+    Per sequence and group the cache keeps a table of its blocks, which grows by doubling, and each
+    step copies it; beside them stand the step's query starts and context lengths. Token ids and
+    positions count as activations.
     """
-    table_entries = limits.max_sequences * ceil_div(
-        limits.max_context_tokens, layout.spec.block_tokens
-    )
-    per_sequence = (limits.max_sequences + 1) + limits.max_sequences
-    indices = len(layout.blocks) * table_entries + per_sequence
-    return indices * INDEX_BYTES + 2 * limits.step_tokens * TOKEN_BYTES
+    table_entries = ceil_div(limits.max_context_tokens, layout.spec.block_tokens)
+    per_sequence = len(layout.blocks) * (1 + _GROWTH) * table_entries + 2
+    return (limits.max_sequences * per_sequence + 1) * _INDEX_BYTES
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

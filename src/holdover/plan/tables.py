@@ -16,10 +16,10 @@ from holdover.plan.serving import ServingPlan
 from holdover.units import format_bytes
 
 _MEANING = {
-    "process_bytes": "interpreter and libraries, measured",
+    "process_bytes": "interpreter, libraries and tokenizer, as measured",
     "weights_bytes": "parameters as loaded",
     "workspace_bytes": "the kernel backend's scratch",
-    "tables_bytes": "block tables and flat arrays of one step",
+    "tables_bytes": "block tables: the cache's own and one step's",
     "activations_bytes": "one step's widest forward pass and sampling",
     "arena_bytes": "the KV cache, whole sectors",
     "slack_bytes": "KV budget that fills no sector",

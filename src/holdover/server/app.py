@@ -13,7 +13,7 @@ import holdover
 from holdover.config import Config
 from holdover.engine.api import EngineLike
 from holdover.server.context import Context, Drain, TokenizerLike
-from holdover.server.errors import Problem, error_response, install
+from holdover.server.errors import SHUTTING_DOWN, Problem, error_response, install
 from holdover.server.gate import Gate
 from holdover.server.metrics import Metrics
 from holdover.server.protocol import DetokenizeRequest, TokenizeRequest, check_token
@@ -116,9 +116,10 @@ def _operation_routes(app: FastAPI, context: Context) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        if context.drain.draining:
-            problem = Problem(503, "the server is shutting down", None, "shutting_down")
-            return error_response(problem)
+        drain = context.drain
+        if drain.draining or drain.engine_gone:
+            text = "the server is shutting down" if drain.draining else "the engine has stopped"
+            return error_response(Problem(503, text, None, SHUTTING_DOWN))
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")

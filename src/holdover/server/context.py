@@ -40,6 +40,7 @@ class Drain:
 
     active: int = 0
     draining: bool = False
+    engine_gone: bool = False  # it refuses requests though nobody shut it down
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self) -> None:

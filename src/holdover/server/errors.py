@@ -23,6 +23,9 @@ from holdover.server.fields import unknown
 
 log = logging.getLogger("holdover.server")
 
+SHUTTING_DOWN = "shutting_down"
+"""The code with which an engine that has stopped refuses requests."""
+
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -74,8 +77,11 @@ def error_response(problem: Problem) -> Response:
 def from_request_error(error: RequestError, rename: Mapping[str, str] | None = None) -> Problem:
     """A RequestError as a 400; `rename` gives the field names that the client used."""
     name, reason = error.field, error.reason
+    if error.code == SHUTTING_DOWN:
+        return Problem(503, reason, None, error.code, {"Retry-After": "5"})
     if name is not None and rename and name in rename:
-        reason = reason.replace(name, rename[name])
+        if name != "prompt":  # also a plain word of these messages
+            reason = reason.replace(name, rename[name])
         name = rename[name]
     return Problem(400, reason, name, error.code)
 

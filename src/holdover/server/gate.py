@@ -6,7 +6,6 @@ count of requests. Plain ASGI because starlette's middleware base class would hi
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import uuid
@@ -15,8 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdover.server.context import Context
-from holdover.server.errors import ApiError, Problem, error_response
-from holdover.server.limits import MAX_BODY_BYTES, MAX_BODY_S, MAX_DISCARD_BYTES
+from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem, error_response
+from holdover.server.limits import MAX_BODY_BYTES
 
 _OPEN = frozenset({"/", "/health"})
 
@@ -41,7 +40,7 @@ class Gate:
             return
         state = scope.setdefault("state", {})
         state["request_id"] = uuid.uuid4().hex
-        body = _Body(scope, receive)
+        body = _Body(receive)
         status = 499
 
         async def answer(message: Message) -> None:
@@ -49,7 +48,6 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).append("x-request-id", state["request_id"])
-                await body.discard()
             await send(message)
 
         self._drain.enter()
@@ -84,7 +82,7 @@ class Gate:
             return None
         if self._drain.draining:
             text = "the server is shutting down; send the request again elsewhere or later"
-            return Problem(503, text, None, "shutting_down", {"Retry-After": "5"})
+            return Problem(503, text, None, SHUTTING_DOWN, {"Retry-After": "5"})
         length = headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
             return too_large()
@@ -112,39 +110,22 @@ class Gate:
 
 
 class _Body:
-    """Counts a request body while it arrives, and swallows what a refusal left unread."""
+    """Counts a request body while it arrives.
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    What a refusal leaves unread is uvicorn's to swallow: it keeps reading until the client has
+    sent everything, so that the client gets to see the answer.
+    """
+
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        # a client that asked for permission sends nothing until somebody reads
-        self._waits = b"expect" in dict(scope["headers"])
-        self._ended = scope["method"] in ("GET", "HEAD")
         self._n_bytes = 0
 
     async def receive(self) -> Message:
-        message = await self._next()
-        if self._n_bytes > MAX_BODY_BYTES:
-            raise ApiError(too_large())
-        return message
-
-    async def discard(self) -> None:
-        """Read to the end, within limits: closing on a sender would cost it the answer."""
-        if self._waits and self._n_bytes == 0:
-            return
-        try:
-            async with asyncio.timeout(MAX_BODY_S / 6):
-                while not self._ended and self._n_bytes <= MAX_DISCARD_BYTES:
-                    await self._next()
-        except TimeoutError:
-            return  # too slow to be worth waiting for; it gets the answer if it can
-
-    async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._n_bytes += len(message.get("body", b""))
-            self._ended = self._ended or not message.get("more_body", False)
-        else:
-            self._ended = True
+            if self._n_bytes > MAX_BODY_BYTES:
+                raise ApiError(too_large())
         return message
 
 

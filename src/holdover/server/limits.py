@@ -4,8 +4,6 @@ from __future__ import annotations
 
 MAX_BODY_BYTES = 4 << 20
 """Largest request body; counted while it arrives, whatever Content-Length says."""
-MAX_DISCARD_BYTES = 64 << 20
-"""How much of a refused body is read and dropped so that the client gets to see the answer."""
 MAX_BODY_S = 60.0
 """Seconds a request body may take to arrive."""
 MAX_ANSWERS = 128

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdover.engine.api import Event
-from holdover.server.errors import ApiError, Problem
+from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem
 from holdover.server.generation import Answer, Generation, collect
 from holdover.server.replies import Usage, total_usage
 
@@ -128,7 +128,7 @@ async def _gone(receive: Receive) -> None:
 def _failure(event: Event) -> Problem | None:
     """The error to send instead of an answer that did not end by itself."""
     if event.finish_reason == "cancelled":
-        return Problem(503, "the server is shutting down", None, "shutting_down")
+        return Problem(503, "the server is shutting down", None, SHUTTING_DOWN)
     if event.finish_reason == "error":
         log.error("the engine failed on a request: %s", event.error)
         text = "the engine failed on this request; the server's log has the cause"

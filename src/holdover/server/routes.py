@@ -16,7 +16,7 @@ from starlette.responses import Response
 from holdover.engine.api import SamplingParams
 from holdover.errors import RequestError
 from holdover.server.context import Context
-from holdover.server.errors import ApiError, Problem, from_request_error
+from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem, from_request_error
 from holdover.server.generation import Generation, Job
 from holdover.server.limits import DEFAULT_COMPLETION_TOKENS, INLINE_CHARS, MAX_BODY_S
 from holdover.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Message
@@ -40,7 +40,7 @@ def generation_routes(context: Context) -> APIRouter:
             prompt = await encode_messages(
                 context, asked.messages, asked.add_generation_prompt is not False
             )
-            check_length(context, len(prompt), params, "prompt")
+            check_length(context, len(prompt), params, "messages")
             head = _head(context, request, "chatcmpl")
             writer = ChatWriter(head, context.tokenizer, bool(asked.logprobs))
             n, tenant = asked.n or 1, request.state.tenant
@@ -75,7 +75,11 @@ def generation_routes(context: Context) -> APIRouter:
 async def _answer(
     context: Context, request: Request, asked: GenerationRequest, job: Job, writer: Writer
 ) -> Response:
-    generation = Generation(context.engine, context.metrics, job)
+    try:
+        generation = Generation(context.engine, context.metrics, job)
+    except RequestError as error:
+        context.drain.engine_gone |= error.code == SHUTTING_DOWN
+        raise
     if asked.stream:
         return EventStream(generation, writer, job.n, include_usage=asked.include_usage)
     return await whole_response(request, generation, writer, job.n)
@@ -151,17 +155,17 @@ def check_length(context: Context, n_prompt: int, params: SamplingParams, field:
     """Refuse what the context can never hold, with the numbers."""
     limit = context.max_context_tokens
     if n_prompt == 0:
-        raise RequestError(field, f"{field} has no tokens; it must have at least 1")
+        raise RequestError(field, "the prompt has no tokens; it must have at least 1")
     if n_prompt >= limit:
         text = (
-            f"{field} has {n_prompt} tokens; the model's context of {limit} tokens holds at most "
+            f"the prompt has {n_prompt} tokens; the context of {limit} tokens holds at most "
             f"{limit - 1} of prompt and 1 of answer"
         )
         raise RequestError(field, text, "context_length_exceeded")
     if params.max_tokens is not None and n_prompt + params.max_tokens > limit:
         text = (
             f"max_tokens {params.max_tokens} and {n_prompt} prompt tokens are more than the "
-            f"model's context of {limit} tokens; at most {limit - n_prompt} would fit"
+            f"context of {limit} tokens; at most {limit - n_prompt} would fit"
         )
         raise RequestError("max_tokens", text, "context_length_exceeded")
 

@@ -24,7 +24,7 @@ from holdover.errors import ConfigError
 from holdover.server.app import create_app
 from holdover.server.context import Drain, TokenizerLike
 
-_LAST_WORDS_S = 2.0
+_LAST_WORDS_S = 1.0
 """For the error message of a stream that the grace time did not let finish."""
 
 
@@ -146,9 +146,18 @@ class HoldoverServer(uvicorn.Server):
         try:
             if not await self._drain.idle(self._grace_s):
                 await asyncio.to_thread(self.stop_engine, 0.0)  # cancels what still runs
-                await self._drain.idle(_LAST_WORDS_S)
+                if not await self._drain.idle(_LAST_WORDS_S):
+                    self._hang_up()
+                    await self._drain.idle(_LAST_WORDS_S)
         finally:
             self.should_exit = True
+
+    def _hang_up(self) -> None:
+        """Drop clients that do not read their answers, so that their handlers end by themselves."""
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
     def stop_engine(self, grace_s: float) -> None:
         """Shut the engine down, once."""
