@@ -1,0 +1,55 @@
+"""From a configuration to an answer: everything allocated is what the plan says."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdover.config import Config
+from holdover.engine.api import Event
+from holdover.engine.build import build_engine
+from holdover.engine.planning import plan_serving
+
+from .conftest import GREEDY, Loaded
+
+
+@pytest.fixture
+def config(tiny: Loaded) -> Config:
+    path = str(Path(tiny.checkpoint.path))
+    return Config(model=path, kv_memory="3MiB", dtype="fp32", threads=2, step_tokens=64)
+
+
+def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
+    planned = plan_serving(config)
+    engine = build_engine(planned)
+    assert torch.get_num_threads() == 2
+    events: list[Event] = []
+    done = threading.Event()
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        if event.finish_reason is not None:
+            done.set()
+
+    engine.submit(tuple(engine.tokenizer.encode("hello")), GREEDY, sink)
+    assert done.wait(60)
+    engine.shutdown(0)
+    stats = engine.stats()
+    assert stats.planned_bytes == stats.allocated_bytes == planned.plan.arena_bytes
+    assert stats.held_bytes == 0
+    assert stats.cached_bytes > 0
+    assert events[-1].finish_reason in ("length", "stop")
+    assert engine.limits == planned.limits
+
+
+def test_a_wrong_plan_stops_the_start(config: Config) -> None:
+    planned = plan_serving(config)
+    parts = replace(planned.plan.parts, workspace_bytes=planned.plan.parts.workspace_bytes - 1)
+    memory_bytes = planned.plan.memory_bytes - 1
+    wrong = replace(planned, plan=replace(planned.plan, parts=parts, memory_bytes=memory_bytes))
+    with pytest.raises(AssertionError, match="workspace"):
+        build_engine(wrong)
