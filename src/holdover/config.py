@@ -24,8 +24,8 @@ class Config:
     """Bytes of the KV arena; derived from the machine when neither this nor `memory` is given."""
     memory: str | None = None
     """Bytes of the whole process; the arena is what the other parts leave."""
-    kv: str = "auto"
-    """KV codec; "auto" stores 16-bit rows, or 32-bit ones when the model computes in fp32."""
+    kv: str = "bf16"
+    """KV codec: how keys and values are stored."""
     dtype: str = "auto"
     """Compute and weight type: fp32, bf16, or what is fastest on this machine."""
     backend: str = "reference"

@@ -69,8 +69,7 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     checkpoint = open_checkpoint(config.model)
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
-    codec = _kv_codec(config, dtype)
-    layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(codec))
+    layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(config.kv))
     kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
     shape = attention_shape(geometry)
     weights_bytes = planned_weights_bytes(geometry, dtype)
@@ -91,7 +90,7 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
             model=model_name,
             architecture=geometry.architecture,
             dtype=dtype.value,
-            kv=codec,
+            kv=config.kv,
             backend=config.backend,
             context_tokens=geometry.max_context_tokens,
         ),
@@ -120,11 +119,6 @@ def _compute_dtype(config: Config, machine: Machine) -> DType:
     if config.dtype == "auto":
         return DType.BF16 if machine.native_bf16 else DType.FP32
     return DType(config.dtype)
-
-
-def _kv_codec(config: Config, dtype: DType) -> str:
-    """Rows as the model computes them, so that storing them changes nothing."""
-    return dtype.value if config.kv == "auto" else config.kv
 
 
 def _budget(config: Config, machine: Machine) -> Budget:

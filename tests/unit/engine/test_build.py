@@ -20,7 +20,7 @@ from .conftest import GREEDY, Loaded
 @pytest.fixture
 def config(tiny: Loaded) -> Config:
     path = str(Path(tiny.checkpoint.path))
-    return Config(model=path, kv_memory="3MiB", dtype="fp32", threads=2, step_tokens=64)
+    return Config(model=path, kv_memory="3MiB", dtype="fp32", kv="fp32", threads=2, step_tokens=64)
 
 
 def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
