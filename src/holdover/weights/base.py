@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _HASH_PIECE_BYTES = 4 << 20
 _HASH_THREADS = 2
-_LOAD_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +75,6 @@ def require_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ..
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ModelFileError(checkpoint.path, "; ".join(problems[:3]) + more)
-
-
-def load_tensors(
-    checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """Load many tensors on two threads: decoding and first-touching memory both gain by it."""
-    wanted = list(names)
-    with ThreadPoolExecutor(_LOAD_THREADS) as pool:
-        return dict(zip(wanted, pool.map(lambda n: checkpoint.load(n, dtype), wanted), strict=True))
 
 
 def missing_tensor(path: Path, name: str, names: Iterable[str]) -> ModelFileError:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # threads to gain: measured best of 32k to 2M on two cores.
 _PIECE_ELEMENTS = 1 << 18
 _THREADS = 2
-_MOST_PIECES_ALONE = 16  # below that `load_tensors` shares the work tensor by tensor
+_MOST_PIECES_ALONE = 16  # below that the loader's own threads share the work layer by layer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from holdover.geometry.base import planned_weights_bytes, read_geometry
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.text import load_tokenizer
-from holdover.weights import load_tensors, open_checkpoint
+from holdover.weights import open_checkpoint
 
 NEW_TOKENS = 64
 WORDS = "The river ran past the old mill, and the miller counted the sacks of grain again. "
@@ -90,7 +90,8 @@ class Real:
             hf = transformers.AutoModelForCausalLM.from_config(
                 getattr(transformers, kind)(**config), dtype=torch.float32
             )
-        weights = load_tensors(self.checkpoint, self.checkpoint.tensors, torch.float32)
+        names = self.checkpoint.tensors
+        weights = {name: self.checkpoint.load(name, torch.float32) for name in names}
         missing, unknown = hf.load_state_dict(weights, strict=False)
         assert (missing, unknown) == (["lm_head.weight"], [])
         hf.tie_weights()
