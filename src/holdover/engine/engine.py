@@ -19,7 +19,14 @@ from functools import partial
 from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
 from holdover.engine.answer import Answer, Request
-from holdover.engine.api import EngineStats, Event, EventSink, FinishReason, SamplingParams
+from holdover.engine.api import (
+    SHUTTING_DOWN,
+    EngineStats,
+    Event,
+    EventSink,
+    FinishReason,
+    SamplingParams,
+)
 from holdover.engine.runner import Runner
 from holdover.engine.sampler import sample
 from holdover.engine.scheduler import Scheduler
@@ -91,7 +98,7 @@ class Engine:
             request.answers[index] = Answer(request, index, sequence, self.tokenizer)
         with self._changed:
             if self._closing:
-                raise RequestError(None, "the engine is shutting down", code="shutting_down")
+                raise RequestError(None, "the engine is shutting down", code=SHUTTING_DOWN)
             self._open[request.request_id] = request
             self._post(partial(self._enter, request))
         return request.request_id

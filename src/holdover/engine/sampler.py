@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdover.engine.api import SamplingParams, TokenLogprob
+from holdover.engine.api import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from holdover.engine.counts import TokenCounts
 from holdover.spec.limits import Limits
 
@@ -27,7 +27,6 @@ _SLICE_ELEMENTS = 2**18  # logits worked on at once; one row if the vocabulary i
 _SCRATCH_BYTES_PER_LOGIT = 48  # copy 4, probabilities 4, running sum 4, sort 12 + its inside 16
 _ROW_SCRATCH_BYTES = 4096  # per row: parameters, the likeliest tokens, results
 _HEADS = (64, 1024)  # sorted heads tried before the whole vocabulary is sorted
-_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +214,7 @@ def _logprobs(
     values = logits[_ids(logits, index)].log_softmax(-1)
     chosen = values.gather(1, _ids(logits, tokens)[:, None])[:, 0].tolist()
     # Always as many, so that ties at the end do not depend on what other rows ask for.
-    top, ids = values.topk(min(_MAX_LOGPROBS, values.shape[1]))
+    top, ids = values.topk(min(MAX_LOGPROBS, values.shape[1]))
     pairs = [list(zip(i, t, strict=True)) for i, t in zip(ids.tolist(), top.tolist(), strict=True)]
     return [
         TokenLogprob(int(token), logprob, tuple(pair[:n]))

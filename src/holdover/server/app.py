@@ -11,9 +11,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import holdover
 from holdover.config import Config
-from holdover.engine.api import EngineLike
+from holdover.engine.api import SHUTTING_DOWN, EngineLike
 from holdover.server.context import Context, Drain, TokenizerLike
-from holdover.server.errors import SHUTTING_DOWN, Problem, error_response, install
+from holdover.server.errors import Problem, error_response, install
 from holdover.server.gate import Gate
 from holdover.server.metrics import Metrics
 from holdover.server.protocol import DetokenizeRequest, TokenizeRequest, check_token

@@ -18,13 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from holdover.engine.api import SHUTTING_DOWN
 from holdover.errors import RequestError
 from holdover.server.fields import unknown
 
 log = logging.getLogger("holdover.server")
-
-SHUTTING_DOWN = "shutting_down"
-"""The code with which an engine that has stopped refuses requests."""
 
 _CODES = {
     "missing": "missing_required_parameter",

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdover.engine.api import Event
-from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem
+from holdover.engine.api import SHUTTING_DOWN, Event
+from holdover.server.errors import ApiError, Problem
 from holdover.server.generation import Answer, Generation, collect
 from holdover.server.replies import Usage, total_usage
 

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from holdover.engine.api import SamplingParams
+from holdover.engine.api import SHUTTING_DOWN, SamplingParams
 from holdover.errors import RequestError
 from holdover.server.context import Context
-from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem, from_request_error
+from holdover.server.errors import ApiError, Problem, from_request_error
 from holdover.server.generation import Generation, Job
 from holdover.server.limits import DEFAULT_COMPLETION_TOKENS, INLINE_CHARS, MAX_BODY_S
 from holdover.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Message
