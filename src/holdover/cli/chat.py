@@ -51,8 +51,8 @@ def register(app: typer.Typer) -> None:
 
         from holdover.cli.loading import load_engine
 
-        engine, tokenizer = load_engine(planned)
-        session = ChatSession(engine, tokenizer, planned.layout, params, system)
+        engine = load_engine(planned)
+        session = ChatSession(engine, engine.tokenizer, planned.layout, params, system)
         try:
             _talk(session)
         finally:

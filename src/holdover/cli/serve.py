@@ -29,10 +29,10 @@ def register(app: typer.Typer) -> None:
         from holdover.server.run import serve as run_server
 
         listen(config.host, config.port).close()  # a taken port is better known before the load
-        engine, tokenizer = load_engine(planned)
+        engine = load_engine(planned)
         run_server(
             engine,
-            tokenizer,
+            engine.tokenizer,
             config,
             model_name=planned.model_name,
             max_context_tokens=planned.limits.max_context_tokens,

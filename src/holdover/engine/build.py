@@ -17,18 +17,18 @@ from holdover.engine.planning import Planned
 from holdover.kernels.base import KernelModule
 from holdover.models.base import load_model
 from holdover.registry import load_plugin
-from holdover.text.tokenizer import Tokenizer, load_tokenizer
+from holdover.text.tokenizer import load_tokenizer
 
 
-def build_engine(planned: Planned, tokenizer: Tokenizer | None = None) -> Engine:
-    """Load and allocate everything; the tokenizer is the checkpoint's when not given.
+def build_engine(planned: Planned) -> Engine:
+    """Load and allocate everything, the checkpoint's tokenizer included.
 
     Sets torch's compute threads and freezes the garbage collector's view of what is loaded, both
     for the whole process. Raises HoldoverError for a damaged model.
     """
     torch.set_num_threads(planned.threads)
     checkpoint, plan, config = planned.checkpoint, planned.plan, planned.config
-    tokenizer = tokenizer or load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, planned.geometry, planned.dtype)
     _as_planned("weights", model.weights_nbytes, plan.parts.weights_bytes)
     arena = HostArena(plan.arena_bytes)
