@@ -28,6 +28,7 @@ def build_engine(planned: Planned) -> Engine:
     """
     torch.set_num_threads(planned.threads)
     checkpoint, plan, config = planned.checkpoint, planned.plan, planned.config
+    load_plugin("holdover.cache.eviction", config.eviction, "--eviction")  # wrong? before the load
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, planned.geometry, planned.dtype)
     _as_planned("weights", model.weights_nbytes, plan.parts.weights_bytes)

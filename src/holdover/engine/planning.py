@@ -70,7 +70,7 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
     layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(config.kv))
-    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
+    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
     shape = attention_shape(geometry)
     weights_bytes = planned_weights_bytes(geometry, dtype)
 

@@ -13,6 +13,7 @@ from holdover.config import Config
 from holdover.engine.api import Event
 from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving
+from holdover.errors import PluginError
 
 from .conftest import GREEDY, Loaded
 
@@ -53,3 +54,9 @@ def test_a_wrong_plan_stops_the_start(config: Config) -> None:
     wrong = replace(planned, plan=replace(planned.plan, parts=parts, memory_bytes=memory_bytes))
     with pytest.raises(AssertionError, match="workspace"):
         build_engine(wrong)
+
+
+@pytest.mark.parametrize(("name", "flag"), [("backend", "--backend"), ("eviction", "--eviction")])
+def test_a_wrong_plugin_name_names_its_flag(config: Config, name: str, flag: str) -> None:
+    with pytest.raises(PluginError, match=rf"{flag}: holdover\..* has no 'magic'; it has: "):
+        build_engine(plan_serving(replace(config, **{name: "magic"})))
