@@ -35,7 +35,8 @@ def build_engine(planned: Planned) -> Engine:
     arena = HostArena(plan.arena_bytes)
     _as_planned("arena", arena.nbytes, plan.arena_bytes)
     module = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
-    workspace_bytes = module.workspace_bytes(plan.layout, plan.limits, planned.attention_shape)
+    query_heads = planned.geometry.query_heads
+    workspace_bytes = module.workspace_bytes(plan.layout, plan.limits, query_heads)
     workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
     _as_planned("workspace", workspace.nbytes, plan.parts.workspace_bytes)
     kernels = module.bind(arena.bytes, plan.layout, plan.limits, workspace)

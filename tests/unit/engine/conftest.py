@@ -21,7 +21,7 @@ from holdover.engine.api import Event, SamplingParams, TokenLogprob
 from holdover.engine.engine import Engine
 from holdover.geometry.base import read_geometry
 from holdover.kernels import reference
-from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
@@ -191,8 +191,8 @@ def serve() -> Iterator[Serve]:
         context_tokens = layout.max_context_tokens(n_sectors, step_tokens, most)
         limits = Limits(max_sequences, step_tokens, context_tokens)
         arena = HostArena(n_sectors * layout.sector_bytes)
-        shape = AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
-        workspace = torch.zeros(reference.workspace_bytes(layout, limits, shape), dtype=torch.uint8)
+        workspace_bytes = reference.workspace_bytes(layout, limits, geometry.query_heads)
+        workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
         gate = Gate(reference.bind(arena.bytes, layout, limits, workspace))
         manager = CacheManager(layout, arena)
         engine = Engine(
