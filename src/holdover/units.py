@@ -1,8 +1,9 @@
-"""Bytes as people write them, and rounding that says which way it goes."""
+"""Bytes as people write them, and whole numbers: rounding that says which way, and a search."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from holdover.errors import ConfigError
 
@@ -53,3 +54,12 @@ def exact_div(numerator: int, denominator: int) -> int:
     quotient, remainder = divmod(numerator, denominator)
     assert remainder == 0, f"{numerator} is not a multiple of {denominator}"
     return quotient
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
