@@ -127,8 +127,9 @@ class _Turn:
         first_s = self._first_s if self._first_s is not None else self._end_s
         # The last token was never fed back: it has no rows.
         n_stored = usage.prompt_tokens + max(0, usage.completion_tokens - 1)
+        held_bytes = layout.held_bytes(layout.live_blocks(n_stored))
         parts = [
-            f"KV {format_bytes(conversation_bytes(layout, n_stored))} for {n_stored} tokens",
+            f"KV {format_bytes(held_bytes)} for {n_stored} tokens",
             f"reused {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens",
             f"first token {1000 * (first_s - self._start_s):.0f} ms",
         ]
@@ -138,18 +139,6 @@ class _Turn:
         if self._last.finish_reason == "length":
             parts.append("cut off: no more tokens allowed")
         return ", ".join(parts)
-
-
-def conversation_bytes(layout: CacheLayout, n_tokens: int) -> int:
-    """Whole blocks that hold a conversation of `n_tokens` stored tokens between two steps."""
-    from holdover.spec.residency import step_blocks
-
-    return layout.held_bytes(
-        [
-            step_blocks(block.group.residency, n_tokens, n_tokens, block.block_tokens).n_blocks
-            for block in layout.blocks
-        ]
-    )
 
 
 def _talk(session: ChatSession) -> None:

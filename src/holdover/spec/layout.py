@@ -19,7 +19,7 @@ from typing import Protocol
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec, Group
 from holdover.spec.layers import Plane
-from holdover.spec.residency import Ints, live_tokens, peak_blocks
+from holdover.spec.residency import Ints, live_tokens, peak_blocks, step_blocks
 from holdover.units import ceil_div, largest, round_up
 
 ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register
@@ -149,6 +149,13 @@ class CacheLayout:
         """Most blocks per group that one sequence ever holds."""
         return tuple(
             peak_blocks(b.group.residency, context_tokens, step_tokens, b.block_tokens)
+            for b in self.blocks
+        )
+
+    def live_blocks(self, n_tokens: int) -> tuple[int, ...]:
+        """Blocks per group that one sequence of `n_tokens` holds between two steps."""
+        return tuple(
+            step_blocks(b.group.residency, n_tokens, n_tokens, b.block_tokens).n_blocks
             for b in self.blocks
         )
 

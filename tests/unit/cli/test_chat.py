@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdover.cli.chat import ChatSession, _talk, conversation_bytes
+from holdover.cli.chat import ChatSession, _talk
 from holdover.codecs.base import uniform
 from holdover.engine.api import EngineStats, Event, SamplingParams, Usage
 from holdover.errors import HoldoverError, RequestError
@@ -134,6 +134,9 @@ def test_an_engine_failure_is_an_error_with_its_reason() -> None:
 
 
 def test_window_layers_hold_only_their_window() -> None:
-    assert conversation_bytes(LAYOUT, 0) == 0
-    assert conversation_bytes(LAYOUT, 16) == 2 * BLOCK_BYTES
-    assert conversation_bytes(LAYOUT, 1600) == (100 + 2) * BLOCK_BYTES
+    def held_bytes(n_tokens: int) -> int:
+        return LAYOUT.held_bytes(LAYOUT.live_blocks(n_tokens))
+
+    assert held_bytes(0) == 0
+    assert held_bytes(16) == 2 * BLOCK_BYTES
+    assert held_bytes(1600) == (100 + 2) * BLOCK_BYTES
