@@ -21,10 +21,9 @@ from holdover.server.run import HoldoverServer, listen
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scripted import ByteTokenizer, ScriptedEngine
+from scripted import CONTEXT_TOKENS, ByteTokenizer, ScriptedEngine
 
 MODEL = "acme/scripted"
-CONTEXT_TOKENS = 4096
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ class Generation:
                     engine.submit(prompt, job.params, sink, n=job.n, tenant=job.tenant)
                 )
         except BaseException:
+            self._open.clear()  # a request that was refused has no answers to count
             self.cancel()
             raise
 
