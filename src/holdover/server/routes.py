@@ -150,7 +150,7 @@ def check_model(context: Context, model: str | None) -> None:
 
 def _head(context: Context, request: Request, kind: str) -> Head:
     name = f"{kind}-{request.state.request_id}"
-    return Head(name, int(time.time()), context.model_name)
+    return Head(id=name, created=int(time.time()), model=context.model_name)
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
