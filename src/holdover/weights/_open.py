@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from holdover.errors import ModelFileError, UnsupportedModelError
+from holdover.files import reading
 from holdover.weights._gguf_header import MAGIC
 from holdover.weights.base import Checkpoint
 from holdover.weights.gguf import open_gguf
@@ -27,11 +28,8 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     path = locate_model(model)
     if path.is_dir():
         return open_folder(path)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        magic = file.read(4)
     if magic == MAGIC or path.suffix == ".gguf":
         return open_gguf(path)
     if path.suffix == ".safetensors":
