@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,9 +17,7 @@ from holdover.config import Config
 from holdover.server.app import create_app
 from holdover.server.run import HoldoverServer, listen
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scripted import CONTEXT_TOKENS, ByteTokenizer, ScriptedEngine
+from .scripted import CONTEXT_TOKENS, ByteTokenizer, ScriptedEngine
 
 MODEL = "acme/scripted"
 

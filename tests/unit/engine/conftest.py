@@ -34,12 +34,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors: one compute thread is fastest."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """For every test of this folder."""
 
 
 @dataclass

@@ -7,7 +7,6 @@ backend over a real arena.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -299,19 +298,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """For every test of this folder."""
 
 
 @pytest.fixture(params=list(VARIANTS))
 def variant(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture(scope="session")
-def kit() -> Any:
-    """The helpers of this file, for tests to call."""
-    return sys.modules[__name__]
