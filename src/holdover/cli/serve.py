@@ -22,12 +22,13 @@ def register(app: typer.Typer) -> None:
         from holdover.server.run import listen
         from holdover.server.run import serve as run_server
 
-        listen(config.host, config.port).close()  # a taken port is better known before the load
+        listener = listen(config.host, config.port)  # a taken port: better known before the load
         engine = load_engine(planned)
         run_server(
             engine,
             engine.tokenizer,
             config,
+            listener,
             model_name=planned.model_name,
             max_context_tokens=planned.limits.max_context_tokens,
             on_ready=lambda url: print(f"serving {url}/v1", flush=True),
