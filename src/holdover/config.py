@@ -55,10 +55,10 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "max_sequences", "step_tokens"):
-            _at_least_one(name, getattr(self, name))
+            at_least_one(name, getattr(self, name))
         for name in ("max_context", "threads"):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+                at_least_one(name, getattr(self, name))
         if self.kv_memory is not None and self.memory is not None:
             raise ConfigError("--memory", "give either --kv-memory or --memory, not both")
         for name in ("kv_memory", "memory"):
@@ -92,6 +92,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _at_least_one(name: str, value: int) -> None:
+def at_least_one(name: str, value: int) -> None:
+    """Raises ConfigError with the flag of the field `name`."""
     if value < 1:
         raise ConfigError(flag(name), f"{value} is too small; the least is 1")

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from holdover.bench.load import BenchError, Load, Run, run_load
+from holdover.bench.load import Load
 from holdover.bench.prompts import prompt_text
 from holdover.bench.report import bench_json, bench_lines, percentile
+from holdover.bench.run import BenchError, Run, run_load
 from holdover.errors import ConfigError
 
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Any]
