@@ -159,12 +159,6 @@ class CacheLayout:
             for b in self.blocks
         )
 
-    def max_context_tokens(self, n_sectors: int, step_tokens: int, limit_tokens: int) -> int:
-        """Longest context of one sequence that `n_sectors` always hold, at most `limit_tokens`."""
-        return largest(
-            lambda n: self.sectors_for(self.peak_blocks(n, step_tokens)) <= n_sectors, limit_tokens
-        )
-
     def max_conversations(self, n_sectors: int, context_tokens: int) -> int:
         """Conversations of `context_tokens`, all of them decoding, that `n_sectors` hold."""
         blocks = self.peak_blocks(context_tokens, step_tokens=1)

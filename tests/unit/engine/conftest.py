@@ -28,6 +28,7 @@ from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.text.tokenizer import Tokenizer, load_tokenizer
+from holdover.units import largest
 from holdover.weights import Checkpoint, open_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -184,7 +185,9 @@ def serve() -> Iterator[Serve]:
         layout = CacheLayout.of(spec, uniform("fp32"))
         n_sectors = arena_bytes // layout.sector_bytes
         most = max_context_tokens or geometry.max_context_tokens
-        context_tokens = layout.max_context_tokens(n_sectors, step_tokens, most)
+        context_tokens = largest(
+            lambda n: layout.sectors_for(layout.peak_blocks(n, step_tokens)) <= n_sectors, most
+        )
         limits = Limits(max_sequences, step_tokens, context_tokens)
         arena = HostArena(n_sectors * layout.sector_bytes)
         workspace_bytes = reference.workspace_bytes(layout, limits, geometry.query_heads)
