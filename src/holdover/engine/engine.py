@@ -198,13 +198,17 @@ class Engine:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request from outside, unless it just ended by itself."""
+        for answer in self._take_out(request):
+            self._emit(answer, answer.end(reason))
+
+    def _take_out(self, request: Request) -> list[Answer]:
+        """Nothing of the request is computed any more; returns the answers that were open."""
         answers = list(request.answers.values())
         self._let_siblings_go(request)
         for answer in answers:
             self._scheduler.finish(answer.sequence)
         self._stats = self._snapshot()
-        for answer in answers:
-            self._emit(answer, answer.end(reason))
+        return answers
 
     def _emit(self, answer: Answer, event: Event) -> None:
         request = answer.request
@@ -216,12 +220,7 @@ class Engine:
             request.sink(event)
         except Exception:
             _log.exception("the sink of %s failed; the request is dropped", request.request_id)
-            rest = list(request.answers.values())
-            self._let_siblings_go(request)
-            for other in rest:
-                self._scheduler.finish(other.sequence)
-            self._forget(rest)
-            self._stats = self._snapshot()
+            self._forget(self._take_out(request))
 
     def _forget(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
