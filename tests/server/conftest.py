@@ -15,7 +15,7 @@ import pytest
 
 from holdover.config import Config
 from holdover.server.app import create_app
-from holdover.server.run import HoldoverServer, listen
+from holdover.server.run import HoldoverServer, bind
 
 from .scripted import CONTEXT_TOKENS, ByteTokenizer, ScriptedEngine
 
@@ -61,7 +61,7 @@ def live(
     max_context_tokens: int = CONTEXT_TOKENS,
 ) -> Iterator[Live]:
     app = create_app(engine, tokenizer, config, model, max_context_tokens)
-    listener = listen("127.0.0.1", 0)
+    listener = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = HoldoverServer(app, app.state.drain, engine, config, ready.set)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)

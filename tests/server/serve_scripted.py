@@ -7,7 +7,7 @@ import sys
 from scripted import ByteTokenizer, ScriptedEngine
 
 from holdover.config import Config
-from holdover.server.run import listen, serve
+from holdover.server.run import bind, serve
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
         ScriptedEngine(lambda prompt: b"abcdefghij", step_s),
         ByteTokenizer(),
         Config(grace_s=grace_s),
-        listen("127.0.0.1", 0),
+        bind("127.0.0.1", 0),
         model_name="scripted",
         max_context_tokens=4096,
         on_ready=lambda url: print(url, flush=True),

@@ -119,10 +119,10 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end(start: Any, soon: An
 
 def test_port_in_use(spawn: Spawn) -> None:
     from holdover.errors import ConfigError
-    from holdover.server.run import listen
+    from holdover.server.run import bind
 
     _, url = spawn(0.0, 0.0)
     with pytest.raises(ConfigError, match=r"--port: cannot listen on 127\.0\.0\.1:\d+: .*in use"):
-        listen("127.0.0.1", int(url.rpartition(":")[2])).listen()
+        bind("127.0.0.1", int(url.rpartition(":")[2]))
     with pytest.raises(ConfigError, match="--host"):
-        listen("no.such.host.invalid", 0)
+        bind("no.such.host.invalid", 0)

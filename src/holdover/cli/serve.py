@@ -19,10 +19,10 @@ def register(app: typer.Typer) -> None:
         print("\n".join(short_lines(planned.plan)), flush=True)
 
         from holdover.cli.loading import load_engine
-        from holdover.server.run import listen
+        from holdover.server.run import bind
         from holdover.server.run import serve as run_server
 
-        listener = listen(config.host, config.port)  # a taken port: better known before the load
+        listener = bind(config.host, config.port)  # a taken port: better known before the load
         engine = load_engine(planned)
         run_server(
             engine,

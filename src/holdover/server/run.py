@@ -38,7 +38,7 @@ def serve(
     max_context_tokens: int,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve on a socket from `listen` until a signal comes; then shut the engine down and return.
+    """Serve on a socket from `bind` until a signal comes; then shut the engine down and return.
 
     `on_ready` gets the URL once requests are answered.
     """
@@ -50,7 +50,7 @@ def serve(
         server.stop_engine(0.0)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A bound socket, so that a bad address is known before anything is loaded.
 
     Nobody can connect until `serve` has it. Raises ConfigError when the address cannot be had.

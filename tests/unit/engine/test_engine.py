@@ -338,12 +338,11 @@ def test_shutdown_cancels_what_is_left(tiny: Loaded, serve: Serve) -> None:
 def test_an_idle_engine_sleeps(tiny: Loaded, serve: Serve) -> None:
     served = serve(tiny)
     served.ask("x").answer()
-    before, steps = time.thread_time(), served.engine.stats().steps
+    steps = served.engine.stats().steps
     cpu_before = time.process_time()
     time.sleep(0.5)
     assert served.engine.stats().steps == steps
     assert time.process_time() - cpu_before < 0.1
-    assert time.thread_time() - before < 0.1
 
 
 def test_many_threads_submit_and_cancel(tiny: Loaded, serve: Serve) -> None:
