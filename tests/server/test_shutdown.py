@@ -110,7 +110,7 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end(start: Any, soon: An
     server = start(lambda prompt: b"x" * 3000, grace_s=0.2)
     body = {"model": server.model, "prompt": "x", "stream": True, "n": 64, "max_tokens": 3000}
     with httpx.stream("POST", server.url + "/v1/completions", json={**body, "logprobs": 5}):
-        assert soon(lambda: server.engine.generated_tokens > 64 * 300)
+        assert soon(lambda: server.engine.generated_tokens > 64 * 300, timeout_s=30)
         began_s = time.monotonic()
         logging.getLogger("uvicorn.error").addHandler(handler)
         server.server.begin_drain()
