@@ -5,7 +5,8 @@
     its thread     schedule -> run -> sample -> commit -> emit
 
 Everything but the inbox, the open requests and the last stats belongs to the engine's thread. A
-step that fails ends the running requests and no other; a sink that fails ends its own.
+step that fails ends the running requests and no other; logits that are not finite end the request
+they are of, and a sink that fails its own.
 """
 
 from __future__ import annotations
@@ -158,13 +159,20 @@ class Engine:
         logits = self._runner.run(batch)
         rows = [sequence.sample_row() for sequence in batch.sampled]
         sampled = sample(logits, rows) if rows else []
+        for sequence, token in zip(batch.sampled, sampled, strict=True):
+            if token is None:
+                self._scheduler.finish(sequence)  # not committed: its rows are as damaged
         self._scheduler.commit(batch)
         self._steps += 1
-        self._generated_tokens += len(sampled)
         events = []
         for sequence, token in zip(batch.sampled, sampled, strict=True):
             answer = self._answers[sequence]
-            event = answer.push(token)
+            if token is None:
+                _log.error("%s: the model's logits are not finite", answer.request.request_id)
+                event = answer.end("error", "the model's logits are not finite")
+            else:
+                self._generated_tokens += 1
+                event = answer.push(token)
             if event.finish_reason is not None:
                 self._scheduler.finish(sequence)
             self._let_siblings_go(answer.request)

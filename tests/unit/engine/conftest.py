@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.cache.arena import HostArena
@@ -96,6 +97,7 @@ class Gate:
         self.open.set()
         self.arrived = threading.Event()
         self.fail_with: Exception | None = None
+        self.damage: Callable[[AttentionBatch], slice | None] = lambda batch: None
 
     def begin(self, batch: AttentionBatch) -> AttentionStep:
         self.arrived.set()
@@ -103,11 +105,30 @@ class Gate:
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
-        return self._kernels.begin(batch)
+        step = self._kernels.begin(batch)
+        rows = self.damage(batch)
+        return step if rows is None else DamagedStep(step, rows)
 
     def hold(self) -> None:
         self.open.clear()
         self.arrived.clear()
+
+
+@dataclass
+class DamagedStep:
+    """A step in which some rows of the batch come out as NaN, keys and values included."""
+
+    step: AttentionStep
+    rows: slice
+
+    def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        damaged = {plane: of_plane.clone() for plane, of_plane in rows.items()}
+        for of_plane in damaged.values():
+            of_plane[self.rows] = torch.nan
+        self.step.write(layer, damaged)
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+        return self.step.attend(layer, query, scale, softcap)
 
 
 @dataclass
