@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdover.geometry._fields import Fields, layer_kinds, layers_of, read_heads
+from holdover.geometry._fields import MAX_LAYERS, Fields, layer_kinds, layers_of, read_heads
 from holdover.geometry._rope import DEFAULT_THETA, context_limit, read_rope, scaling_parameters
 from holdover.geometry.base import Geometry
 from holdover.spec.layers import attention_planes
@@ -37,7 +37,7 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     fields = Fields(config, _DEFAULTS[model_type])
     query_heads, kv_heads, head_dim = read_heads(fields)
     context_tokens = fields.integer("max_position_embeddings")
-    n_layers = fields.integer("num_hidden_layers")
+    n_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     kinds, window_tokens = _windows(fields, model_type, n_layers)
     rope = read_rope(
         scaling_parameters(fields),
