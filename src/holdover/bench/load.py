@@ -28,7 +28,7 @@ class Load:
     def __post_init__(self) -> None:
         for name in ("streams", "requests", "input_tokens", "output_tokens"):
             at_least_one(name, getattr(self, name))
-        if self.timeout_s <= 0:
+        if not self.timeout_s > 0:  # NaN neither
             raise ConfigError("--timeout-s", f"{self.timeout_s} is not above 0")
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError("--url", f"{self.url!r} does not start with http:// or https://")

@@ -142,6 +142,8 @@ class _Turn:
 
 
 def _talk(session: ChatSession) -> None:
+    if sys.stdin is None:  # closed: nothing will ever be said
+        return
     interactive = sys.stdin.isatty()
     if interactive:
         print(_HELP, file=sys.stderr)

@@ -30,10 +30,10 @@ def build_engine(planned: Planned) -> Engine:
     checkpoint, plan, config = planned.checkpoint, planned.plan, planned.config
     load_plugin("holdover.cache.eviction", config.eviction, "--eviction")  # wrong? before the load
     tokenizer = load_tokenizer(checkpoint)
+    arena = HostArena(plan.arena_bytes)  # first: what cannot be had is better known before the load
+    _as_planned("arena", arena.nbytes, plan.arena_bytes)
     model = load_model(checkpoint, planned.geometry, planned.dtype)
     _as_planned("weights", model.weights_nbytes, plan.parts.weights_bytes)
-    arena = HostArena(plan.arena_bytes)
-    _as_planned("arena", arena.nbytes, plan.arena_bytes)
     module = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
     query_heads = planned.geometry.query_heads
     workspace_bytes = module.workspace_bytes(plan.layout, plan.limits, query_heads)

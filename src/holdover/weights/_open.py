@@ -43,10 +43,14 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
 
 def locate_model(model: str | Path) -> Path:
     """The file or folder a name stands for, assembled or downloaded first where needed."""
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
     name = str(model)
+    try:
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, ~nobody
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelFileError(name, f"cannot be read: {reason}") from error
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     if not _REPOSITORY.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):

@@ -234,6 +234,12 @@ def test_zero_of_anything_names_its_flag(field: str) -> None:
         Load(**{field: 0})
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_cannot_work_names_its_flag(timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match="--timeout-s"):
+        Load(timeout_s=timeout_s)
+
+
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_the_url_may_be_written_with_or_without_v1(url: str) -> None:
     assert Load(url=url).base_url == "http://h:1/v1"

@@ -95,6 +95,11 @@ def test_a_piped_conversation_carries_on_and_says_what_it_costs(
     assert [m["content"] for m in session.messages] == ["Be brief.", "Hi", "Hello", "And?", "Yes"]
 
 
+def test_closed_stdin_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # what Python makes of `holdover chat <&-`
+    _talk(session_of())
+
+
 def test_commands_reset_show_and_exit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from holdover.config import Config
 from holdover.engine.api import Event
 from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving
-from holdover.errors import PluginError
+from holdover.errors import BudgetError, PluginError
 
 from .conftest import GREEDY, Loaded
 
@@ -45,6 +45,15 @@ def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
     assert stats.cached_bytes > 0
     assert events[-1].finish_reason in ("length", "stop")
     assert engine.limits == planned.limits
+
+
+def test_an_arena_that_the_machine_refuses_is_said_before_the_load(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdover.engine.build.load_model", None)
+    planned = plan_serving(replace(config, kv_memory="1000000TiB"))
+    with pytest.raises(BudgetError, match=r"refuses the .* of the KV arena .*--kv-memory"):
+        build_engine(planned)
 
 
 def test_a_wrong_plan_stops_the_start(config: Config) -> None:
