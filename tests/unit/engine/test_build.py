@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +56,33 @@ def test_an_arena_that_the_machine_refuses_is_said_before_the_load(
     planned = plan_serving(replace(config, kv_memory="1000000TiB"))
     with pytest.raises(BudgetError, match=r"refuses the .* of the KV arena .*--kv-memory"):
         build_engine(planned)
+
+
+_FREED_AFTER_BUILD = """
+import ctypes, re
+from pathlib import Path
+from holdover.config import Config
+from holdover.engine.build import build_engine
+from holdover.engine.planning import plan_serving
+
+def resident_mib():
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+engine = build_engine(plan_serving(Config(kv_memory="16MiB", dtype="fp32", threads=1)))
+before = resident_mib()
+ctypes.CDLL(None).malloc_trim(0)
+print(before - resident_mib())
+engine.shutdown(0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_what_loading_freed_is_given_back() -> None:
+    """It stayed with the allocator, and a server with --memory came to more than that."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FREED_AFTER_BUILD], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 8
 
 
 def test_a_wrong_plan_stops_the_start(config: Config) -> None:
