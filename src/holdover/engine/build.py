@@ -31,6 +31,8 @@ def build_engine(planned: Planned) -> Engine:
     checkpoint, plan, config = planned.checkpoint, planned.plan, planned.config
     load_plugin("holdover.cache.eviction", config.eviction, "--eviction")  # wrong? before the load
     tokenizer = load_tokenizer(checkpoint)
+    if tokenizer.chat_template is not None:
+        tokenizer.chat_template.check()
     arena = HostArena(plan.arena_bytes)  # first: what cannot be had is better known before the load
     _as_planned("arena", arena.nbytes, plan.arena_bytes)
     model = load_model(checkpoint, planned.geometry, planned.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from holdover.config import Config
 from holdover.engine.api import Event
 from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving
-from holdover.errors import BudgetError, PluginError
+from holdover.errors import BudgetError, ModelFileError, PluginError
 
 from .conftest import GREEDY, Loaded
 
@@ -56,6 +57,16 @@ def test_an_arena_that_the_machine_refuses_is_said_before_the_load(
     planned = plan_serving(replace(config, kv_memory="1000000TiB"))
     with pytest.raises(BudgetError, match=r"refuses the .* of the KV arena .*--kv-memory"):
         build_engine(planned)
+
+
+def test_a_chat_template_that_cannot_be_compiled_stops_the_start(
+    config: Config, tmp_path: Path
+) -> None:
+    """Found by the first chat, it was a 500 without a reason to every one."""
+    folder = shutil.copytree(config.model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message }}")
+    with pytest.raises(ModelFileError, match="chat template that cannot be compiled"):
+        build_engine(plan_serving(replace(config, model=str(folder))))
 
 
 _FREED_AFTER_BUILD = """
