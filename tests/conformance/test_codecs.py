@@ -1,7 +1,9 @@
 """Every codec, by its name: its fields, its stated error, and what becomes of extreme values.
 
-Policy for all codecs: zeros come back as zeros, and a row of one head never changes because of the
-rows of other heads or tokens. Raw codecs keep inf and NaN, and overflow to inf.
+Policy for all codecs: zeros come back as zeros, a row of one head never changes because of the
+rows of other heads or tokens, and a row with inf or NaN in it is never a row of plain numbers. Raw
+codecs keep inf and NaN, and overflow to inf. Planes that a codec cannot store are refused with the
+reason before anything is stored.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from holdover.spec.layout import BlockLayout
 from holdover.spec.residency import Full
 
 CODECS = codec_names()
+BLOCKED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 RAW = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PLANES = (Plane("k", 1, 8), Plane("k", 3, 64), Plane("v", 2, 80), Plane("k", 4, 256))
 
@@ -28,6 +31,15 @@ PLANES = (Plane("k", 1, 8), Plane("k", 3, 64), Plane("v", 2, 80), Plane("k", 4, 
 @pytest.fixture(params=CODECS)
 def codec(request: pytest.FixtureRequest) -> Codec:
     return get_codec(request.param)
+
+
+def refuses(codec: Codec, plane: Plane) -> bool:
+    """Whether the codec must refuse the plane; that it does is checked here."""
+    if codec.name in BLOCKED and plane.dim % 32:
+        with pytest.raises(ConfigError, match=rf"--kv: {codec.name} .* {plane.dim}: .* of 32"):
+            codec.fields(plane, 16)
+        return True
+    return False
 
 
 def rows_of(plane: Plane, *lead: int) -> Tensor:
@@ -44,6 +56,8 @@ def roundtrip(codec: Codec, rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("plane", PLANES, ids=str)
 @pytest.mark.parametrize("block_tokens", [1, 3, 16])
 def test_fields_are_what_encode_returns(codec: Codec, plane: Plane, block_tokens: int) -> None:
+    if refuses(codec, plane):
+        return
     fields = codec.fields(plane, block_tokens)
     encoded = codec.encode(rows_of(plane, 5, 2))
     assert {f.name for f in fields} == set(encoded)
@@ -64,12 +78,16 @@ def test_fields_are_what_encode_returns(codec: Codec, plane: Plane, block_tokens
 def test_error_is_within_what_the_codec_states(
     codec: Codec, plane: Plane, dtype: torch.dtype
 ) -> None:
+    if refuses(codec, plane):
+        return
     rows = rows_of(plane, 40).to(dtype)
     decoded = roundtrip(codec, rows)
     assert decoded.dtype == torch.float32
     assert decoded.shape == rows.shape
     largest = rows.float().abs().amax(-1, keepdim=True)
-    error = (decoded - rows.float()).abs() / largest
+    held = largest.squeeze(-1) >= codec.error_from
+    assert held.float().mean() > 0.2
+    error = ((decoded - rows.float()).abs() / largest)[held]
     assert error.max() <= codec.max_error
     # The stated error is no excuse: a codec that states much more than it makes is wrong too.
     if codec.max_error and dtype == torch.float32:
@@ -78,7 +96,7 @@ def test_error_is_within_what_the_codec_states(
 
 def test_element_order_keeps_heads_and_tokens_apart(codec: Codec) -> None:
     """Change one row: only that row's decoded values change, wherever the codec puts them."""
-    plane = Plane("k", 3, 16)
+    plane = Plane("k", 3, 32)
     rows = rows_of(plane, 7)
     changed = rows.clone()
     changed[4, 1] *= 3
@@ -93,7 +111,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(codec: Codec) -> None:
 
 
 def test_zeros_stay_zeros(codec: Codec) -> None:
-    rows = torch.zeros(3, 2, 16)
+    rows = torch.zeros(3, 2, 32)
     assert torch.equal(roundtrip(codec, rows), rows)
 
 
@@ -111,6 +129,18 @@ def test_extreme_values_of_raw_codecs(name: str) -> None:
     beyond = info.max * 1.01 if name == "fp16" else None
     if beyond:
         assert roundtrip(get_codec(name), torch.full((1, 1, 2), beyond)).isinf().all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_a_row_that_is_not_finite_is_not_plain_numbers(codec: Codec, value: float) -> None:
+    rows = torch.ones(2, 1, 64)
+    rows[1, 0, 5] = value
+    decoded = roundtrip(codec, rows)
+    assert torch.allclose(decoded[0], rows[0], atol=2 * codec.max_error)
+    if codec.name == "fp8" and value == value:  # it has no infinity, and says so
+        assert decoded[1, 0, 5] == (448 if value > 0 else -448)
+    else:
+        assert not decoded[1, 0, 5].isfinite()
 
 
 def test_layout_counts_the_bytes_of_the_fields(codec: Codec) -> None:

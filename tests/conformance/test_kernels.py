@@ -51,6 +51,11 @@ MIXES = {  # (context, queries) of each sequence
 AXES = (codec_names(), RESIDENCIES, HEADS, HEAD_DIMS, BLOCK_TOKENS, SOFTCAPS, tuple(MIXES))
 
 
+def stores(codec: str, head_dim: int) -> bool:
+    """Whether a codec takes rows of so many dims; that it refuses others is tested with codecs."""
+    return head_dim % 32 == 0 or not codec.startswith("q")
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     codec: str = "fp32"
@@ -85,8 +90,8 @@ class Running:
 def pairwise(axes: Sequence[Sequence[Any]]) -> list[Case]:
     """Few cases in which every two values of two axes meet."""
     pairs = list(combinations(range(len(axes)), 2))
-    wanted = {(i, a, j, b) for i, j in pairs for a in axes[i] for b in axes[j]}
-    everything = list(product(*axes))
+    everything = [values for values in product(*axes) if stores(values[0], values[3])]
+    wanted = {(i, values[i], j, values[j]) for values in everything for i, j in pairs}
     random.Random(0).shuffle(everything)
     chosen = []
     for enough in (len(pairs), len(pairs) // 2, 1):  # greedy: the most useful cases first
@@ -288,7 +293,8 @@ def test_attention_is_the_dense_one_everywhere(
     backend: str, codec: str, residency: Residency
 ) -> None:
     for values in product((codec,), (residency,), *AXES[2:]):
-        check(backend, Case(*values), MIXES[str(values[-1])], layers=[0])
+        if stores(codec, values[3]):
+            check(backend, Case(*values), MIXES[str(values[-1])], layers=[0])
 
 
 @pytest.mark.parametrize("residency", RESIDENCIES, ids=str)

@@ -24,7 +24,9 @@ class Lanes:
     """Tokens in lanes, a scale per token and head, and a constant per block: nothing like raw."""
 
     name: str = "lanes"
+    serves: bool = True
     max_error: float = 2.0**-11
+    error_from: float = 2.0**-14
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:
         pairs = (plane.heads, plane.dim // 2, block_tokens, 2)

@@ -1,13 +1,14 @@
 """What a codec is, and how `--kv` is read.
 
 A codec file offers `CODECS`: its codecs by the name used in flags. A codec states the fields it
-keeps per block (torch is not needed for that) and turns rows into fields and back.
+keeps per block (torch is not needed for that) and turns rows into fields and back. Some only state
+fields, so that other engines' caches can be sized; `serves` tells them apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from holdover.errors import ConfigError
 from holdover.registry import load_all
@@ -18,7 +19,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Codec(Protocol):
+class SizedCodec(Protocol):
+    """What sizing needs. `fields` raises ConfigError for a plane that the codec cannot store."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is a `Codec` that the engine can store rows with."""
+
+    def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]: ...
+
+
+class Codec(SizedCodec, Protocol):
     """A reversible (or nearly) map between rows and the fields stored for them.
 
     `rows` is [..., heads, dim]; an encoded field has the field's "token" axis moved to where the
@@ -27,13 +41,12 @@ class Codec(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def max_error(self) -> float:
         """Largest |decoded - row| of finite rows, as a fraction of a head's largest magnitude."""
 
-    def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]: ...
+    @property
+    def error_from(self) -> float:
+        """The largest magnitude that a head must have for `max_error` to hold."""
 
     def encode(self, rows: Tensor) -> Mapping[str, Tensor]: ...
 
@@ -41,10 +54,25 @@ class Codec(Protocol):
 
 
 def codec_names() -> tuple[str, ...]:
+    """The codecs that the engine can serve with."""
+    return tuple(sorted(name for name, codec in _codecs().items() if codec.serves))
+
+
+def sized_codec_names() -> tuple[str, ...]:
+    """All codecs, those for sizing only included."""
     return tuple(sorted(_codecs()))
 
 
 def get_codec(name: str, flag: str = "--kv") -> Codec:
+    """A codec that serves, by its name."""
+    codec = get_sized_codec(name, flag)
+    if not codec.serves:
+        names = ", ".join(codec_names())
+        raise ConfigError(flag, f"{name!r} can be sized but not served; use one of: {names}")
+    return cast(Codec, codec)
+
+
+def get_sized_codec(name: str, flag: str = "--kv") -> SizedCodec:
     codecs = _codecs()
     if name not in codecs:
         raise ConfigError(flag, f"no codec {name!r}; there are: {', '.join(sorted(codecs))}")
@@ -53,10 +81,17 @@ def get_codec(name: str, flag: str = "--kv") -> Codec:
 
 def uniform(name: str) -> CodecChoice:
     """The same codec for every layer and plane."""
-    codec = get_codec(name)
+    codec = get_sized_codec(name)
     return lambda layer, plane: codec
 
 
-def _codecs() -> dict[str, Codec]:
+def demand(codec: str, plane: Plane, fits: bool, needs: str) -> None:
+    """Refuse a plane that a codec cannot store."""
+    if not fits:
+        held = f"{plane.name} rows of {plane.heads} x {plane.dim}"
+        raise ConfigError("--kv", f"{codec} cannot store this model's {held}: it needs {needs}")
+
+
+def _codecs() -> Mapping[str, SizedCodec]:
     modules = load_all("holdover.codecs").values()
     return {name: codec for module in modules for name, codec in module.CODECS.items()}

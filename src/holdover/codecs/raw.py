@@ -23,6 +23,7 @@ class Raw:
     """`dtype` as stored; encoding rounds to nearest even."""
 
     dtype: DType
+    serves: bool = True
 
     @property
     def name(self) -> str:
@@ -30,8 +31,13 @@ class Raw:
 
     @property
     def max_error(self) -> float:
-        """Half a unit in the last place; holds from the smallest normal magnitude on."""
+        """Half a unit in the last place."""
         return {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}[self.dtype]
+
+    @property
+    def error_from(self) -> float:
+        """The smallest normal magnitude."""
+        return {DType.FP32: 0.0, DType.BF16: 2.0**-126, DType.FP16: 2.0**-14}[self.dtype]
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:
         shape = (plane.heads, block_tokens, plane.dim)

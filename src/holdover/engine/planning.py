@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from holdover.codecs.base import uniform
+from holdover.codecs.base import get_codec, uniform
 from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
@@ -65,7 +65,9 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     checkpoint = open_checkpoint(config.model)
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
-    layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(config.kv))
+    codec = get_codec(config.kv)
+    spec = CacheSpec.of(geometry.layers, config.block_tokens)
+    layout = CacheLayout.of(spec, uniform(codec.name))
     kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
     weights_bytes = planned_weights_bytes(geometry, dtype)
 
@@ -85,7 +87,7 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
             model=model_name,
             architecture=geometry.architecture,
             dtype=dtype.value,
-            kv=config.kv,
+            kv=codec.name,
             backend=config.backend,
             context_tokens=geometry.max_context_tokens,
         ),
