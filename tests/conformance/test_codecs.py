@@ -110,6 +110,11 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(codec: Codec) -> None:
     assert torch.equal(alone, roundtrip(codec, rows))
 
 
+def test_no_rows_are_no_rows(codec: Codec) -> None:
+    rows = torch.zeros(0, 2, 32)
+    assert roundtrip(codec, rows).shape == rows.shape
+
+
 def test_zeros_stay_zeros(codec: Codec) -> None:
     rows = torch.zeros(3, 2, 32)
     assert torch.equal(roundtrip(codec, rows), rows)

@@ -6,7 +6,8 @@ stay NaN, dead table entries are -1. Scratch is exactly what the backend asked f
 bytes after it, and new tensors are filled with NaN.
 
 Tolerances, for rows of unit variance: 1e-5 against the oracle on the rows as the codec gives them
-back, plus 8 times the codec's stated error against the oracle on the exact rows.
+back, plus 16 times the codec's stated error against the oracle on the exact rows (the error is a
+fraction of the largest magnitude in a head, which is about 4).
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ def check(
             for exact in (False, True):
                 want = dense(world, running, layer, exact)
                 error = (got - want).abs() - rounding * want.abs()
-                tolerance = EXACT + exact * 8 * world.codec.max_error
+                tolerance = EXACT + exact * 16 * world.codec.max_error
                 assert (error <= tolerance).all(), f"layer {layer}: off by {error.max():.2e}"
     assert world.free_bytes_are_untouched()
 

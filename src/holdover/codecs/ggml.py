@@ -110,7 +110,7 @@ class Ggml:
 
 def _split(rows: Tensor, size: int) -> Tensor:
     """[..., n * size] as [..., n, size]"""
-    return rows.reshape(*rows.shape[:-1], -1, size)
+    return rows.reshape(*rows.shape[:-1], exact_div(rows.shape[-1], size), size)
 
 
 def _divide(blocks: Tensor, scale: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def _grouped(rows: Tensor) -> Tensor:
     missing = round_up(rows.shape[-1], GROUP_DIMS) - rows.shape[-1]
     if missing:
         rows = torch.cat((rows, rows[..., -1:].expand(*rows.shape[:-1], missing)), dim=-1)
-    return rows.reshape(*rows.shape[:-1], -1, GROUP_DIMS)
+    return rows.reshape(*rows.shape[:-1], exact_div(rows.shape[-1], GROUP_DIMS), GROUP_DIMS)
 
 
 CODECS = {"int4": Int4()}
