@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 
@@ -46,5 +46,5 @@ def defaults_version() -> str:
 
 @cache
 def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads((files(__package__) / "_defaults.json").read_text())
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("_defaults.json").read_text())
     return table

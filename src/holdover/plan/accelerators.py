@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from holdover.errors import ConfigError
 from holdover.units import format_bytes, parse_bytes
@@ -54,7 +54,7 @@ class Accelerator:
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
     """The whole table, in its order."""
-    head, *lines = (files(__package__) / "accelerators.tsv").read_text().splitlines()
+    head, *lines = Path(__file__).with_name("accelerators.tsv").read_text().splitlines()
     columns = head.split("\t")
     return tuple(_parse(dict(zip(columns, line.split("\t"), strict=False))) for line in lines)
 

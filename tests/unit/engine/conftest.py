@@ -200,10 +200,11 @@ def serve() -> Iterator[Serve]:
     def start(
         loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
         step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
+        codec: str = "fp32",
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
-        layout = CacheLayout.of(spec, uniform("fp32"))
+        layout = CacheLayout.of(spec, uniform(codec))
         n_sectors = arena_bytes // layout.sector_bytes
         most = max_context_tokens or geometry.max_context_tokens
         context_tokens = largest(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from holdover.errors import ConfigError
@@ -164,7 +164,7 @@ def _pack_layers(layers: Sequence[int]) -> list[list[int]]:
 
 @cache
 def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads((files(__package__) / "catalogue.json").read_text())
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("catalogue.json").read_text())
     return table
 
 

@@ -1,0 +1,51 @@
+"""A real model served from a quantised cache: every codec answers, and a hit equals a cold run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdover.codecs.base import codec_names
+from holdover.config import Config
+from holdover.engine.planning import plan_serving
+from holdover.errors import ConfigError
+
+from .conftest import GREEDY, Loaded, Serve
+
+QUANTISED = sorted(set(codec_names()) - {"fp32", "bf16", "fp16"})
+PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
+FEW = replace(GREEDY, max_tokens=4, ignore_eos=True)
+EVERY_RUN = ("fp8", "int8", "int4", "q5_1")  # the others share their code
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [c if c in EVERY_RUN else pytest.param(c, marks=pytest.mark.slow) for c in QUANTISED],
+)
+def test_a_quantised_cache_serves(smollm2: Loaded, serve: Serve, codec: str) -> None:
+    served = serve(smollm2, codec=codec)
+    cold = served.ask(PROMPT, FEW).answer()
+    assert cold.text.strip().startswith("Madrid")
+    hit = served.ask(PROMPT, FEW).answer()
+    assert hit.cached_tokens > 0
+    assert hit.tokens == cold.tokens
+    together = served.together([PROMPT, PROMPT + " Madrid. The capital of Germany is"], FEW)
+    assert together[0].tokens == cold.tokens
+
+
+def test_eight_bits_with_scales_answer_as_fp32_does(smollm2: Loaded, serve: Serve) -> None:
+    want = serve(smollm2).ask(PROMPT, FEW).answer()
+    for codec in ("int8", "q8_0"):
+        assert serve(smollm2, codec=codec).ask(PROMPT, FEW).answer().tokens == want.tokens
+
+
+def test_a_plan_refuses_what_the_codec_cannot_store(tiny: Loaded) -> None:
+    model = str(tiny.checkpoint.path)
+    with pytest.raises(ConfigError, match=r"--kv: q4_0 .* 2 x 16: .* multiple of 32"):
+        plan_serving(Config(model=model, kv="q4_0"))
+    with pytest.raises(ConfigError, match=r"--kv: 'fp8_ds_mla' can be sized but not served"):
+        plan_serving(Config(model=model, kv="fp8_ds_mla"))
+    planned = plan_serving(Config(model=model, kv="int8", kv_memory="8MiB"))
+    [block] = planned.layout.blocks
+    assert {p.field.name for p in block.fields} == {"data", "scale"}
