@@ -116,7 +116,8 @@ class World:
         kv_heads, dim = case.heads[1], case.head_dim
         value_dim = case.value_dim or dim
         planes = (Plane("k", kv_heads, dim), Plane("v", kv_heads, value_dim))
-        wider = (planes[0], Plane("v", kv_heads, value_dim + 8))  # leaves sectors a remainder
+        more = 8 if stores(case.codec, value_dim + 8) else 32
+        wider = (planes[0], Plane("v", kv_heads, value_dim + more))  # leaves sectors a remainder
         other: Residency = Window(7) if case.residency == Full() else Full()
         mine = LayerSpec(planes, case.residency)
         layers = (mine, LayerSpec(wider, other), mine, LayerSpec(planes, case.residency, 0))
