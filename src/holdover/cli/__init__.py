@@ -1,5 +1,19 @@
 """The command line: one file per command, flags and defaults from `Config`."""
 
-from holdover.cli.app import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The `holdover` command; `plan` answers before the parser of the others is imported."""
+    from holdover.cli.planning import quick_plan
+
+    if quick_plan(sys.argv[1:]):
+        return
+    from holdover.cli.app import main
+
+    main()
+
 
 __all__ = ["main"]

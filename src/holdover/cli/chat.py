@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdover.cli.options import ENGINE_FIELDS, PLAN_FIELDS, config_command
+from holdover.cli.options import ENGINE_FIELDS, MODEL_FIELDS, PLAN_FIELDS, config_command
 from holdover.config import Config
 from holdover.errors import HoldoverError, RequestError
 from holdover.units import format_bytes
@@ -29,7 +29,7 @@ _HELP = "/reset starts over, /stats shows the engine, /exit ends; Ctrl-C stops a
 
 
 def register(app: typer.Typer) -> None:
-    @config_command(app, "chat", PLAN_FIELDS + ENGINE_FIELDS)
+    @config_command(app, "chat", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS)
     def chat(
         config: Config,
         system: Annotated[str | None, typer.Option(help="System message.")] = None,

@@ -19,17 +19,31 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from holdover.cli.flags import (
+    ENGINE_FIELDS,
+    MODEL_FIELDS,
+    PLAN_FIELDS,
+    SERVER_FIELDS,
+    flags_of,
+)
 from holdover.config import Config, flag
 from holdover.errors import HoldoverError
+from holdover.plan.sizing.question import Question
 
-PLAN_FIELDS = (
-    "model", "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
-    "step_tokens", "max_context",
-)  # fmt: skip
-ENGINE_FIELDS = ("eviction", "threads")
-SERVER_FIELDS = ("served_name", "host", "port", "api_keys", "grace_s")
+__all__ = [
+    "ENGINE_FIELDS",
+    "MODEL_FIELDS",
+    "PLAN_FIELDS",
+    "SERVER_FIELDS",
+    "config_command",
+    "field_help",
+    "people_errors",
+    "plain_command",
+    "plan_command",
+]
 
-_API_KEYS_VARIABLE = "HOLDOVER_API_KEYS"  # a key on the command line is seen by everyone
+_SINGULAR = {"api_keys": "--api-key"}
+_ENVIRONMENT = {"api_keys": "HOLDOVER_API_KEYS"}  # a key on the command line is seen by everyone
 
 
 def config_command(
@@ -48,6 +62,31 @@ def config_command(
                 function(Config.of(settings), **values)
 
         parameters = [_parameter(field) for field in config_fields]
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        _register(app, name, run, parameters, function.__doc__)
+        return function
+
+    return register
+
+
+def plan_command(
+    app: typer.Typer, name: str, config_fields: tuple[str, ...]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register `function(settings, asked, **own options)`: `Config`'s fields and `Question`'s."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+        asked_fields = [flag.field for flag in flags_of(Question).values()]
+
+        def run(**values: Any) -> None:
+            settings = {field: values.pop(field) for field in config_fields}
+            asked = {field: values.pop(field) for field in asked_fields}
+            asked = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}
+            with people_errors():
+                function(settings, asked, **values)
+
+        parameters = [_parameter(field) for field in config_fields]
+        parameters += [_parameter(field, Question) for field in asked_fields]
         parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         _register(app, name, run, parameters, function.__doc__)
         return function
@@ -85,10 +124,14 @@ def people_errors() -> Iterator[None]:
 
 
 @cache
-def field_help() -> dict[str, str]:
-    """The text under each field of `Config`, which Python itself does not keep."""
-    tree = ast.parse(inspect.getsource(sys.modules[Config.__module__]))
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config")
+def field_help(settings: type = Config) -> dict[str, str]:
+    """The text under each field of `settings`, which Python itself does not keep."""
+    tree = ast.parse(inspect.getsource(sys.modules[settings.__module__]))
+    body = next(
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == settings.__name__
+    )
     return {
         field.target.id: text.value.value
         for field, text in pairwise(body)
@@ -100,19 +143,21 @@ def field_help() -> dict[str, str]:
     }
 
 
-def _parameter(name: str) -> inspect.Parameter:
-    field = next(field for field in fields(Config) if field.name == name)
-    hint = get_type_hints(Config)[name]
+def _parameter(name: str, settings: type = Config) -> inspect.Parameter:
+    field = next(field for field in fields(settings) if field.name == name)
+    hint = get_type_hints(settings)[name]
     default: Any = field.default
+    help_text = field_help(settings)[name]
     if name == "model":
-        info: Any = typer.Argument(help=field_help()[name])
-    elif name == "api_keys":
+        info: Any = typer.Argument(help=help_text)
+    elif isinstance(default, tuple):  # may be repeated, and is named in the singular
         hint, default = list[str], list(default)
         info = typer.Option(
-            "--api-key", help=field_help()[name], envvar=_API_KEYS_VARIABLE, show_default=False
-        )
+            _SINGULAR.get(name, flag(name)), help=help_text, envvar=_ENVIRONMENT.get(name),
+            show_default=False,
+        )  # fmt: skip
     else:
-        info = typer.Option(flag(name), help=field_help()[name])
+        info = typer.Option(flag(name), help=help_text)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]
     )

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from holdover.cli.options import PLAN_FIELDS, config_command
-from holdover.cli.screen import print_json, stdout_console
-from holdover.config import Config
+from holdover.cli.flags import MODEL_FIELDS, PLAN_FIELDS
+from holdover.cli.options import plan_command
+from holdover.cli.planning import run_plan
 
 
 def register(app: typer.Typer) -> None:
-    @config_command(app, "plan", PLAN_FIELDS)
+    @plan_command(app, "plan", MODEL_FIELDS + PLAN_FIELDS)
     def plan(
-        config: Config,
+        settings: dict[str, Any],
+        asked: dict[str, Any],
         json: Annotated[bool, typer.Option("--json", help="The same numbers as JSON.")] = False,
         fields: Annotated[
             bool, typer.Option("--fields", help="Also where every byte of a block goes.")
         ] = False,
     ) -> None:
-        """Say what serving a model will take, and how many conversations fit."""
-        from holdover.engine.planning import plan_serving
+        """Say what a model's KV cache will take, and what fits, before anything is loaded.
 
-        serving_plan = plan_serving(config).plan
-        if json:
-            from holdover.plan.report import plan_json
+        MODEL is a built-in name, a GGUF file, a folder, a config.json, a name of the catalogue
+        (llama-3-8b), or a Hugging Face repository, of which only the config and the file sizes
+        are read.
 
-            print_json(plan_json(serving_plan, with_fields=fields))
-        else:
-            from holdover.plan.tables import print_plan
-
-            print_plan(stdout_console(), serving_plan, with_fields=fields)
+        A model that can be served, with its weights at hand, gets the plan of a server. Every
+        other model, and any question that --context, --users, --gpu, --gpus, --headroom,
+        --weights, --goal, --lengths, --engine, --assume, --mtp, --csv or --html asks, gets the
+        sizing plan: bytes per token and conversation, and what fits on a device.
+        """
+        run_plan(settings, asked, json, fields)

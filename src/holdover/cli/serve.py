@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from holdover.cli.options import ENGINE_FIELDS, PLAN_FIELDS, SERVER_FIELDS, config_command
+from holdover.cli.options import (
+    ENGINE_FIELDS,
+    MODEL_FIELDS,
+    PLAN_FIELDS,
+    SERVER_FIELDS,
+    config_command,
+)
 from holdover.config import Config
 
 
 def register(app: typer.Typer) -> None:
-    @config_command(app, "serve", PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
+    @config_command(app, "serve", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
     def serve(config: Config) -> None:
         """Serve a model over OpenAI's API, inside exactly the planned memory."""
         from holdover.engine.planning import plan_serving

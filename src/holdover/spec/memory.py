@@ -108,11 +108,52 @@ def layout_of(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredMemory:
+    """A memory and the block it is stored in: every count of its bytes, at any length."""
+
+    memory: MemorySpec
+    block: BlockLayout
+    block_tokens: int  # of a memory that grows; a state is one row and no block
+
+    @classmethod
+    def of(
+        cls, memory: MemorySpec, codec_for: CodecChoice, block_tokens: int = BLOCK_TOKENS
+    ) -> StoredMemory:
+        return cls(memory, layout_of(memory, codec_for, block_tokens), block_tokens)
+
+    def logical_bytes(self, n_tokens: int) -> int:
+        """Bytes by the formula for one sequence of `n_tokens`."""
+        return self.block.logical_bytes(self.memory.rows(n_tokens))
+
+    def held_bytes(self, n_tokens: int, step_tokens: int = 1) -> int:
+        """Bytes of the whole blocks that one sequence of `n_tokens` ever holds at once.
+
+        `step_tokens` is the longest step: a window layer holds its window and the step.
+        """
+        residency, per_row = self.memory.residency, self.memory.tokens_per_row
+        if isinstance(residency, Fixed):
+            return ceil_div(residency.n_rows, self.block.block_tokens) * self.block.nbytes
+        n_rows, step_rows = n_tokens // per_row, ceil_div(step_tokens, per_row)
+        return peak_blocks(residency, n_rows, step_rows, self.block_tokens) * self.block.nbytes
+
+    @property
+    def bytes_per_token(self) -> Fraction:
+        """Bytes that one more token adds to all layers, for as long as this grows with it.
+
+        0 for a memory of fixed size. A window layer adds this until its window is full.
+        """
+        if isinstance(self.memory.residency, Fixed):
+            return Fraction(0)
+        rows = self.block.block_tokens * self.memory.tokens_per_row
+        return Fraction(self.block.payload_nbytes, rows)
+
+
 def logical_bytes(
     memory: MemorySpec, n_tokens: int, codec_for: CodecChoice, block_tokens: int = BLOCK_TOKENS
 ) -> int:
     """Bytes by the formula for one sequence of `n_tokens`."""
-    return layout_of(memory, codec_for, block_tokens).logical_bytes(memory.rows(n_tokens))
+    return StoredMemory.of(memory, codec_for, block_tokens).logical_bytes(n_tokens)
 
 
 def held_bytes(
@@ -122,31 +163,15 @@ def held_bytes(
     block_tokens: int = BLOCK_TOKENS,
     step_tokens: int = 1,
 ) -> int:
-    """Bytes of the whole blocks that one sequence of `n_tokens` ever holds at once.
-
-    `step_tokens` is the longest step: a window layer holds its window and the step.
-    """
-    block = layout_of(memory, codec_for, block_tokens)
-    if isinstance(memory.residency, Fixed):
-        return ceil_div(memory.residency.n_rows, block.block_tokens) * block.nbytes
-    n_rows, step_rows = (
-        n_tokens // memory.tokens_per_row,
-        ceil_div(step_tokens, memory.tokens_per_row),
-    )
-    return peak_blocks(memory.residency, n_rows, step_rows, block_tokens) * block.nbytes
+    """Bytes of the whole blocks that one sequence of `n_tokens` ever holds at once."""
+    return StoredMemory.of(memory, codec_for, block_tokens).held_bytes(n_tokens, step_tokens)
 
 
 def bytes_per_token(
     memory: MemorySpec, codec_for: CodecChoice, block_tokens: int = BLOCK_TOKENS
 ) -> Fraction:
-    """Bytes that one more token adds to all layers, for as long as this memory grows with it.
-
-    0 for a memory of fixed size. A window layer adds this until its window is full.
-    """
-    if isinstance(memory.residency, Fixed):
-        return Fraction(0)
-    block = layout_of(memory, codec_for, block_tokens)
-    return Fraction(block.payload_nbytes, block.block_tokens * memory.tokens_per_row)
+    """Bytes that one more token adds, for as long as this memory grows with it."""
+    return StoredMemory.of(memory, codec_for, block_tokens).bytes_per_token
 
 
 def bytes_by_kind(

@@ -1,0 +1,80 @@
+"""Which settings are flags of which command, without the library that parses them.
+
+`parse` reads plain command lines in the time that Python needs to start: the library takes longer
+to import than a plan takes to make. Whatever it does not understand is left to the library, which
+has the messages and the help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from holdover.config import Config, flag
+
+MODEL_FIELDS = ("model",)
+PLAN_FIELDS = (
+    "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
+    "step_tokens", "max_context",
+)  # fmt: skip
+ENGINE_FIELDS = ("eviction", "threads")
+SERVER_FIELDS = ("served_name", "host", "port", "api_keys", "grace_s")
+
+_CONVERSIONS = {"str": str, "int": int, "float": float}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`kind` is "str", "int", "float", "bool", or "many" for a flag that may be repeated."""
+
+    field: str
+    kind: str
+    default: Any
+
+
+def flags_of(settings: type, names: Sequence[str] | None = None) -> dict[str, Flag]:
+    """Flags of a dataclass's fields, by the text that is typed."""
+    found = {}
+    for field in fields(settings):
+        if names is None or field.name in names:
+            hint = str(field.type).removesuffix(" | None")
+            kind = "many" if hint.startswith("tuple[str") else hint
+            found[flag(field.name)] = Flag(field.name, kind, field.default)
+    return found
+
+
+def parse(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Any] | None:
+    """Every field's value, `model` among them; None where the library should have its say."""
+    values = {f.field: f.default for f in flags.values()}
+    positional: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            positional.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        known = flags.get(name)
+        if known is None or (known.kind == "bool" and equals):
+            return None
+        if known.kind == "bool":
+            values[known.field] = True
+            continue
+        text = value if equals else next(rest, None)
+        if text is None or (not equals and text.startswith("-")):
+            return None
+        if known.kind == "many":
+            values[known.field] = (*values[known.field], text)
+            continue
+        try:
+            values[known.field] = _CONVERSIONS[known.kind](text)
+        except ValueError:
+            return None
+    if len(positional) > 1:
+        return None
+    values["model"] = positional[0] if positional else _default_model()
+    return values
+
+
+def _default_model() -> str:
+    return next(str(field.default) for field in fields(Config) if field.name == "model")

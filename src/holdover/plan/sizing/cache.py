@@ -1,0 +1,113 @@
+"""The cache of a whole model under one choice of codec: bytes of any length, by kind and by part.
+
+All bytes come from `spec.memory`; this only adds them up. A `Cache` can be changed into that of
+one tensor-parallel rank, or of the same model with a window in place of full attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from holdover.codecs.base import get_sized_codec
+from holdover.errors import ConfigError
+from holdover.spec.layers import Plane
+from holdover.spec.layout import CodecChoice, FieldCodec
+from holdover.spec.memory import BLOCK_TOKENS, Kind, MemorySpec, StoredMemory, on_one_rank
+from holdover.spec.residency import Full, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """`codec` is the text of `--kv`; `parts` are the memories as stored."""
+
+    codec: str
+    block_tokens: int
+    parts: tuple[StoredMemory, ...]
+
+    @classmethod
+    def of(
+        cls, memories: Iterable[MemorySpec], codec: str, block_tokens: int = BLOCK_TOKENS
+    ) -> Cache:
+        choice = codec_choice(codec)
+        parts = tuple(StoredMemory.of(memory, choice, block_tokens) for memory in memories)
+        return cls(codec, block_tokens, parts)
+
+    def logical_bytes(self, n_tokens: int) -> int:
+        return sum(part.logical_bytes(n_tokens) for part in self.parts)
+
+    def held_bytes(self, n_tokens: int, step_tokens: int = 1) -> int:
+        return sum(part.held_bytes(n_tokens, step_tokens) for part in self.parts)
+
+    def logical_by_kind(self, n_tokens: int) -> dict[Kind, int]:
+        total = dict.fromkeys(Kind, 0)
+        for part in self.parts:
+            total[part.memory.kind] += part.logical_bytes(n_tokens)
+        return total
+
+    @property
+    def growing_bytes_per_token(self) -> Fraction:
+        """What one more token adds at any length."""
+        return sum((p.bytes_per_token for p in self.parts if p.memory.grows), Fraction(0))
+
+    @property
+    def first_bytes_per_token(self) -> Fraction:
+        """What one token adds while no window is full."""
+        return sum((part.bytes_per_token for part in self.parts), Fraction(0))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What does not grow: full windows and chunks, states, encoder and image memory."""
+        longest = 2**40
+        return sum(p.logical_bytes(longest) for p in self.parts if not p.memory.grows)
+
+    def with_codec(self, codec: str) -> Cache:
+        return Cache.of((p.memory for p in self.parts), codec, self.block_tokens)
+
+    def on_one_rank(self, n_ranks: int) -> Cache:
+        """What the fullest of `n_ranks` tensor-parallel ranks stores."""
+        if n_ranks == 1:
+            return self
+        memories = (on_one_rank(part.memory, n_ranks) for part in self.parts)
+        return Cache.of(memories, self.codec, self.block_tokens)
+
+    def windowed(self, window_tokens: int, sink_tokens: int) -> Cache:
+        """The same with every full attention layer reading only sinks and a window."""
+        return Cache.of(
+            (_windowed(part.memory, window_tokens, sink_tokens) for part in self.parts),
+            self.codec,
+            self.block_tokens,
+        )
+
+    def can_be_windowed(self) -> bool:
+        return any(p.memory.kind is Kind.ATTENTION and p.memory.grows for p in self.parts)
+
+
+def _windowed(memory: MemorySpec, window_tokens: int, sink_tokens: int) -> MemorySpec:
+    if memory.kind not in (Kind.ATTENTION, Kind.INDEXER) or not isinstance(memory.residency, Full):
+        return memory
+    rows, sinks = window_tokens // memory.tokens_per_row, sink_tokens // memory.tokens_per_row
+    return replace(memory, residency=Window(max(1, rows), sinks))
+
+
+def codec_choice(text: str) -> CodecChoice:
+    """ "int8" for all planes, or "k=int8,v=int4"; what is not named keeps bf16.
+
+    "v" are the planes of that name, "k" all others: latents lie among the keys.
+    """
+    if "=" not in text:
+        codec = get_sized_codec(text)
+        return lambda layer, plane: codec
+    named: dict[str, FieldCodec] = {}
+    for item in text.split(","):
+        plane_name, _, codec_name = item.partition("=")
+        if plane_name.strip() not in ("k", "v") or not codec_name:
+            raise ConfigError("--kv", f"{text!r}: give one codec, or k=CODEC,v=CODEC")
+        named[plane_name.strip()] = get_sized_codec(codec_name.strip())
+    plain = get_sized_codec("bf16")
+
+    def choose(layer: int, plane: Plane) -> FieldCodec:
+        return named.get("v" if plane.name == "v" else "k", plain)
+
+    return choose

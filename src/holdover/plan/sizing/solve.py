@@ -1,0 +1,214 @@
+"""From a model and a `Question` to a `SizingPlan`: the one path of table, JSON, CSV and page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdover.errors import ConfigError
+from holdover.geometry.sizing import Assumption, ModelMemory, Parameters
+from holdover.plan.sizing.accelerated import other_devices
+from holdover.plan.sizing.cache import Cache
+from holdover.plan.sizing.ceiling import Ceiling, decode_ceiling
+from holdover.plan.sizing.device import Headroom, device_of
+from holdover.plan.sizing.goal import Goal, GoalAnswer, answer_goal
+from holdover.plan.sizing.question import DEFAULT_CONTEXT_TOKENS, Question
+from holdover.plan.sizing.scenario import Scenario
+from holdover.plan.sizing.source import Source, find_source
+from holdover.plan.sizing.weights import Weights, weights_of
+
+if TYPE_CHECKING:
+    from holdover.plan.engines.base import Option, Reservation
+    from holdover.plan.sizing.lengths import LengthsAnswer
+
+TABLE_TOKENS = (2_000, 8_000, 32_000, 128_000)
+
+
+@dataclass(frozen=True, slots=True)
+class SizingPlan:
+    """A model's sizes, and on a device what fits. `scenario` is None where no device was named."""
+
+    source: Source
+    model: ModelMemory
+    cache: Cache  # of the whole model, over all ranks
+    weights: Weights | None
+    assumptions: tuple[Assumption, ...]
+    users: int
+    context_tokens: int
+    step_tokens: int
+    scenario: Scenario | None
+    ceiling: Ceiling | None
+    lengths: LengthsAnswer | None
+    goal: GoalAnswer | None
+    engine: EngineAnswer | None
+
+    @property
+    def table_tokens(self) -> tuple[int, ...]:
+        return tuple(sorted({*TABLE_TOKENS, self.context_tokens}))
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What admission sets aside for a conversation: the blocks of its widest step."""
+        return self.cache.held_bytes(self.context_tokens, self.step_tokens)
+
+
+def solve(
+    model: str,
+    question: Question,
+    *,
+    kv: str = "bf16",
+    memory: str | None = None,
+    block_tokens: int = 16,
+    step_tokens: int = 512,
+) -> SizingPlan:
+    """Size `model`, and answer what the question asks of a device.
+
+    Raises HoldoverError naming the flag, the field or the file.
+    """
+    source = find_source(model)
+    return solve_source(source, question, kv, memory, block_tokens, step_tokens)
+
+
+def solve_source(
+    source: Source,
+    question: Question,
+    kv: str = "bf16",
+    memory: str | None = None,
+    block_tokens: int = 16,
+    step_tokens: int = 512,
+) -> SizingPlan:
+    assume = question.assumed()
+    count = assume.pop("parameters", None)
+    model = source.read(assume, question.mtp)
+    parameters = model.parameters
+    own: tuple[Assumption, ...] = ()
+    if parameters is None and source.config and source.stored is None and count is None:
+        parameters, own = _counted(source.config, assume)
+    if count is not None:
+        parameters = Parameters(n := whole_number(count, "parameters"), n, "file")
+        own = (Assumption("parameters", count, "--assume"),)
+    cache = Cache.of(model.memories, kv, block_tokens)
+    weights, weight_assumptions = weights_of(
+        source.stored, parameters, source.config, source.weights_dtype or model.stored_dtype,
+        question.weights,
+    )  # fmt: skip
+    goal = None if question.goal is None else Goal.parse(question.goal)
+    context_tokens = question.context or (goal.context_tokens if goal else _usual_context(model))
+    users = question.users or (goal.users if goal else 1)
+    device, headroom = device_of(question.gpu, memory), Headroom.parse(question.headroom)
+    scenario = None
+    if device is not None:
+        if weights is None:
+            raise ConfigError(
+                "parameters",
+                "the file does not say how many weights there are, so that nothing can be said "
+                "about a device. Give --weights 16GB or --assume parameters=8.03e9",
+            )
+        scenario = Scenario.of(
+            cache, weights, device, question.gpus, headroom, users, context_tokens
+        )
+    elif question.gpus > 1:
+        raise ConfigError("--gpus", "says how many; name the device with --gpu or --memory")
+    lengths = _lengths(question, model, cache, scenario)
+    return SizingPlan(
+        source=source,
+        model=model,
+        cache=cache,
+        weights=weights,
+        assumptions=(
+            *model.assumptions,
+            *weight_assumptions,
+            *own,
+            *(lengths.notes if lengths else ()),
+        ),
+        users=users,
+        context_tokens=context_tokens,
+        step_tokens=step_tokens,
+        scenario=scenario,
+        ceiling=None if scenario is None else decode_ceiling(scenario),
+        lengths=lengths,
+        engine=_engine(question, model, source, cache, users, context_tokens, scenario),
+        goal=None if goal is None else _goal(goal, question, scenario),
+    )
+
+
+def _lengths(
+    question: Question, model: ModelMemory, cache: Cache, scenario: Scenario | None
+) -> LengthsAnswer | None:
+    if question.lengths is None:
+        return None
+    from holdover.plan.sizing.lengths import answer_lengths, parse_lengths
+
+    lengths = parse_lengths(question.lengths, question.context, model.max_context_tokens)
+    return answer_lengths(lengths, cache, scenario)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """What another engine would reserve. `options` are those it was computed with."""
+
+    name: str
+    options: Mapping[str, Option]
+    reservation: Reservation
+
+
+def _engine(
+    question: Question,
+    model: ModelMemory,
+    source: Source,
+    cache: Cache,
+    users: int,
+    context_tokens: int,
+    scenario: Scenario | None,
+) -> EngineAnswer | None:
+    if question.engine is None:
+        return None
+    from holdover.plan.engines.base import Request, find_engine
+
+    engine, options = find_engine(question.engine)
+    room_bytes = None if scenario is None else scenario.cache_room_bytes
+    request = Request(
+        model, source.config, cache.codec, users, context_tokens, question.gpus, room_bytes, options
+    )
+    return EngineAnswer(engine.NAME, options, engine.reserve(request))
+
+
+def _goal(goal: Goal, question: Question, scenario: Scenario | None) -> GoalAnswer:
+    if scenario is None:
+        raise ConfigError("--goal", "says what must fit; say on what with --gpu or --memory")
+    devices = other_devices(scenario.device) if question.gpu is not None else ()
+    return answer_goal(scenario, goal, devices)
+
+
+def _counted(
+    config: Mapping[str, Any], assume: Mapping[str, str]
+) -> tuple[Parameters | None, tuple[Assumption, ...]]:
+    """By the formula, and what has to be said about that."""
+    from holdover.plan.sizing.counting import count_parameters
+
+    found = count_parameters(config, assume)
+    if found is None:
+        return None, ()
+    beside = [part for part in ("vision_config", "audio_config") if part in config]
+    without = f", without those of {' and '.join(beside)}" if beside else ""
+    source = f"counted from the matrices that the config describes{without}"
+    return found, (Assumption("parameters", f"{found.count:,}", source),)
+
+
+def whole_number(text: str, field: str) -> int:
+    """ "8.03e9", "8B" or "8030261248" as a whole number of at least 1."""
+    factor = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(text.strip()[-1:].upper(), 1)
+    digits = text.strip()[:-1] if factor > 1 else text
+    try:
+        value = round(float(digits.replace("_", "").replace(",", "")) * factor)
+    except (ValueError, OverflowError):
+        value = 0
+    if value < 1:
+        raise ConfigError(field, f"{text!r} is not a number of at least 1")
+    return value
+
+
+def _usual_context(model: ModelMemory) -> int:
+    limit = model.max_context_tokens
+    return DEFAULT_CONTEXT_TOKENS if limit is None else min(limit, DEFAULT_CONTEXT_TOKENS)

@@ -1,0 +1,148 @@
+"""From what a person types to a model's facts: what it remembers, its stored weights, its config.
+
+A path comes before a built-in name, that before a name of the catalogue, and "org/name" that is in
+neither is looked up at Hugging Face: its config.json and its file sizes, never its weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdover.errors import ConfigError, ModelFileError
+from holdover.geometry.sizing import ModelMemory, read_memory
+from holdover.plan.sizing.question import BUILT_IN
+from holdover.plan.sizing.weights import StoredWeights
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w][\w.-]*")
+_FILES = (".gguf", ".safetensors", ".json")
+_LARGEST_CONFIG_BYTES = 64 << 20
+
+ReadMemory = Callable[[Mapping[str, str], bool], ModelMemory]
+"""What the model remembers, under --assume and --mtp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`origin` is "file", "folder", "gguf", "catalogue" or "hub"; `config` is empty where there
+    is no config.json."""
+
+    name: str
+    origin: str
+    config: Mapping[str, Any]
+    stored: StoredWeights | None
+    read: ReadMemory
+    weights_dtype: str | None = None  # where it is known and the config does not say it
+
+
+def find_source(model: str) -> Source:
+    """The facts of a model; raises HoldoverError where there is no such model, or no config."""
+    path = Path(model).expanduser()
+    if path.exists():
+        return _from_path(path)
+    if model in BUILT_IN:
+        from holdover.weights import locate_model
+
+        return _from_gguf(model, locate_model(model))
+    from holdover.geometry.sizing.catalogue import find_model, in_catalogue
+
+    if in_catalogue(model):
+        return _from_catalogue(model)
+    if _REPOSITORY.fullmatch(model) and path.suffix not in _FILES:
+        from holdover.plan.sizing.hub import repository_source
+
+        return repository_source(model)
+    if path.suffix in _FILES or "/" in model:
+        raise ModelFileError(model, "no such file or folder")
+    find_model(model)  # says which names are near
+    raise AssertionError("unreachable")
+
+
+def config_source(
+    name: str, origin: str, config: Mapping[str, Any], stored: StoredWeights | None = None
+) -> Source:
+    def read(assume: Mapping[str, str], mtp: bool) -> ModelMemory:
+        return read_memory(config, assume=assume, mtp=mtp)
+
+    return Source(name, origin, config, stored, read)
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+    if len(text) > _LARGEST_CONFIG_BYTES:
+        raise ModelFileError(path, "is too large for a config.json")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(path, f"is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelFileError(path, "is not an object of fields")
+    return config
+
+
+def _from_path(path: Path) -> Source:
+    if path.is_dir():
+        from holdover.plan.sizing.stored import folder_weights
+
+        if not (path / "config.json").exists():
+            raise ModelFileError(path, "has no config.json")
+        config = read_config(path / "config.json")
+        return config_source(path.resolve().name, "folder", config, folder_weights(path))
+    if path.suffix == ".gguf" or _starts_with(path, b"GGUF"):
+        return _from_gguf(path.stem, path)
+    if path.suffix == ".safetensors":
+        raise ModelFileError(path, f"needs its folder: name {path.parent}, with its config.json")
+    return config_source(path.stem, "file", read_config(path))
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+
+
+def _from_gguf(name: str, path: Path) -> Source:
+    from holdover.geometry.sizing import read_gguf_memory
+    from holdover.plan.sizing.stored import gguf_headers, gguf_weights, tensor_elements
+
+    headers = gguf_headers(path)
+    metadata = headers[path].metadata
+    elements = tensor_elements(headers)
+
+    def read(assume: Mapping[str, str], mtp: bool) -> ModelMemory:
+        return read_gguf_memory(metadata, tensor_elements=elements, assume=assume, mtp=mtp)
+
+    return Source(name, "gguf", {}, gguf_weights(headers), read)
+
+
+def _from_catalogue(model: str) -> Source:
+    from holdover.geometry.sizing.catalogue import find_model
+
+    found = find_model(model)
+    stored = None
+    if found.checkpoint_bytes is not None:
+        kind = found.weights_format or "as published"
+        stored = StoredWeights(found.checkpoint_bytes, None, kind, "published checkpoint")
+    read = partial(_catalogued, model)
+    return Source(found.name, "catalogue", {}, stored, read, found.weights_format)
+
+
+def _catalogued(model: str, assume: Mapping[str, str], mtp: bool) -> ModelMemory:
+    from holdover.geometry.sizing.catalogue import find_model
+
+    if assume:
+        raise ConfigError(
+            next(iter(assume)), f"{model} is from the catalogue, where nothing is left to assume"
+        )
+    return find_model(model, mtp=mtp).memory
