@@ -88,8 +88,9 @@ def measure(n: int, n_steps: int, profile: cProfile.Profile | None) -> np.ndarra
         at.append(time.thread_time())
         scheduler.commit(batch)
         at.append(time.thread_time())
-        (manager.held_bytes, manager.logical_bytes, manager.cached_bytes)
+        byte_counts = (manager.held_bytes, manager.logical_bytes, manager.cached_bytes)
         at.append(time.thread_time())
+        assert byte_counts[0] > 0
         if profile is not None:
             profile.disable()
         if warm:

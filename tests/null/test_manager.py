@@ -170,3 +170,29 @@ def test_planned_peak_is_what_the_manager_holds_at_its_peak(
             manager.commit(sequence, tokens[sequence.n_tokens : sequence.n_tokens + n])
         manager.check()
     assert tuple(seen) == peak
+
+
+def test_a_promise_holds_room_without_holding_blocks():
+    manager = make_manager([Full()], 10)
+    tokens = list(range(24))
+    first = manager.admit(tokens, manager.match(tokens), 4, promise=(6,))
+    assert manager.held_bytes == manager.layout.held_bytes([1])
+    other = list(range(100, 120))
+    assert manager.admit(other, manager.match(other), 4, promise=(5,)) is None
+    second = manager.admit(other, manager.match(other), 4, promise=(4,))
+    for sequence, all_tokens in ((first, tokens), (second, other[:16])):
+        while sequence.n_tokens < len(all_tokens):
+            n = min(4, len(all_tokens) - sequence.n_tokens)
+            assert manager.reserve(sequence, n)
+            manager.commit(sequence, all_tokens[sequence.n_tokens : sequence.n_tokens + n])
+    manager.check()
+
+
+def test_a_long_windowed_prompt_is_promised_its_peak_and_not_its_length():
+    manager = make_manager([Window(6)], 8)
+    tokens = list(range(200))
+    peak = manager.layout.peak_blocks(len(tokens), 4)
+    first = manager.admit(tokens, manager.match(tokens), 4, promise=peak)
+    other = list(range(1000, 1200))
+    assert first is not None
+    assert manager.admit(other, manager.match(other), 4, promise=peak) is not None

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdover.cache.manager import CacheManager
 from holdover.codecs.base import uniform
+from holdover.registry import plugin_names
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
@@ -47,36 +48,42 @@ class ManagerMachine(RuleBasedStateMachine):
         data=st.data(),
         block_tokens=st.sampled_from([1, 3, 4]),
         extra=st.integers(0, 6),
+        eviction=st.sampled_from(plugin_names("holdover.cache.eviction")),
     )
-    def build(self, data, block_tokens, extra):
+    def build(self, data, block_tokens, extra, eviction):
         model = data.draw(st.sampled_from(self.models))
         layers = tuple(LayerSpec(attention_planes(1, 1), r) for r in MODELS[model])
         self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
         peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
         self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)
-        self.manager = CacheManager(self.layout, self.arena, seed=b"w")
+        self.manager = CacheManager(self.layout, self.arena, eviction=eviction, seed=b"w")
         self.running: list[tuple] = []  # (sequence, all its tokens, crcs)
         self.parked: list[tuple[str, list[int]]] = []
         self.reserved: dict = {}
         self.after_build()
-        self.after_build()
 
-    @rule(tokens=tokens_lists, tenant=st.sampled_from(["", "a"]), n=st.integers(1, STEP_TOKENS))
-    def admit(self, tokens, tenant, n):
-        self.start(tokens, tenant, n)
+    @rule(
+        tokens=tokens_lists,
+        tenant=st.sampled_from(["", "a"]),
+        n=st.integers(1, STEP_TOKENS),
+        promised=st.booleans(),
+    )
+    def admit(self, tokens, tenant, n, promised):
+        self.start(tokens, tenant, n, promised)
 
     @precondition(lambda self: self.parked)
     @rule(data=st.data(), n=st.integers(1, STEP_TOKENS))
     def resume(self, data, n):
         tenant, tokens = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
-        self.start(tokens, tenant, n)
+        self.start(tokens, tenant, n, promised=False)
 
-    def start(self, tokens, tenant, n):
+    def start(self, tokens, tenant, n, promised):
         match = self.manager.match(tokens, tenant)
         assert match.n_tokens < len(tokens)
         n = min(n, len(tokens) - match.n_tokens)
         held = self.manager.held_bytes
-        sequence = self.manager.admit(tokens, match, n, tenant)
+        promise = self.layout.peak_blocks(len(tokens), STEP_TOKENS) if promised else ()
+        sequence = self.manager.admit(tokens, match, n, tenant, promise=promise)
         if sequence is None:
             # A lone sequence within the planned context always finds room.
             assert self.running, "refused on an empty arena"
@@ -84,7 +91,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         assert sequence.n_tokens <= match.n_tokens
         self.running.append((sequence, tokens, crcs(tenant, tokens)))
-        self.reserved[sequence] = match.n_tokens + n
+        self.reserved[sequence] = sequence.n_tokens + n
 
     def pick(self, data):
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]

@@ -20,7 +20,9 @@ Soon = Callable[..., bool]
 
 @pytest.fixture(scope="module")
 def real(serving: Any) -> Iterator[Any]:
-    config = Config(model="smollm2", kv_memory="64MiB", dtype="fp32", api_keys=KEYS, threads=1)
+    config = Config(
+        model="smollm2", kv_memory="64MiB", dtype="fp32", kv="fp32", api_keys=KEYS, threads=1
+    )
     planned = plan_serving(config)
     engine = build_engine(planned)
     limit = planned.limits.max_context_tokens

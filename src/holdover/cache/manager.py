@@ -58,21 +58,27 @@ class CacheManager:
         return self._matcher.longest(token_bytes(tokens[:-1]), tenant, self._version)
 
     def admit(
-        self, tokens: Sequence[int], match: Match, n_tokens: int, tenant: str = ""
+        self,
+        tokens: Sequence[int],
+        match: Match,
+        n_tokens: int,
+        tenant: str = "",
+        *,
+        promise: Sequence[int] = (),
     ) -> SequenceCache | None:
         """Start a sequence on a match, with room to compute `n_tokens` more; None if no room.
 
         The sequence's `n_tokens` is what was reused: the match's, or only its whole blocks where
-        there is no room for a partly filled block and its copy.
+        there is no room for a partly filled block and its copy. With a `promise`, blocks per group
+        that it will come to hold, there must be room for that beside what others were promised.
         """
         if match.version != self._version:
             match = self.match(tokens, tenant)
-        stop = match.n_tokens + n_tokens
-        sequence = self._try_admit(match, stop, tenant)
+        sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
         if sequence is None and match.tail is not None:
             usable = token_bytes(tokens[:-1])
             match = self._matcher.longest(usable, tenant, self._version, tails=False)
-            sequence = self._try_admit(match, stop, tenant)
+            sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
         if sequence is not None:
             sequence.tokens.extend(token_bytes(tokens[: match.n_tokens]))
             sequence.n_tokens = match.n_tokens
@@ -201,7 +207,9 @@ class CacheManager:
     def _step_blocks(self, group: int, start: int, stop: int) -> BlockRanges:
         return step_blocks(self._residencies[group], start, stop, self._block_tokens)
 
-    def _try_admit(self, match: Match, stop: int, tenant: str) -> SequenceCache | None:
+    def _try_admit(
+        self, match: Match, stop: int, tenant: str, promise: Sequence[int]
+    ) -> SequenceCache | None:
         n_full = len(match.chain)
         shared: list[list[Block | None]] = []
         sources: list[Block | None] = []
@@ -213,12 +221,18 @@ class CacheManager:
         pinned = [b for b in (*chain.from_iterable(shared), *sources) if b is not None]
         n_new = [ceil_div(stop, self._block_tokens) - n_full] * len(shared)
         revived = {block for block in pinned if not block.refs}
-        n_wanted = [n + sum(b.group == group for b in revived) for group, n in enumerate(n_new)]
-        if not self._has_room(n_wanted):
+        n_revived = [sum(b.group == group for b in revived) for group in range(len(shared))]
+        if not self._has_room([a + b for a, b in zip(n_new, n_revived, strict=True)]):
             return None
+        if promise:
+            n_shared = [sum(block is not None for block in blocks) for blocks in shared]
+            n_to_come = [max(0, p - n) for p, n in zip(promise, n_shared, strict=True)]
+            claims = zip(n_to_come, n_revived, self._outstanding(), strict=True)
+            if not self._has_room([sum(claim) for claim in claims]):
+                return None
         for block in pinned:
             self._ref(block)
-        sequence = SequenceCache(tenant, bytearray(), list(match.keys), [])
+        sequence = SequenceCache(tenant, bytearray(), list(match.keys), [], tuple(promise))
         for group, blocks in enumerate(shared):
             table = BlockTable()
             for shared_block in blocks:
@@ -234,6 +248,14 @@ class CacheManager:
                 self._copy(group, source.number, target.number)
                 self._unref(source)
         return sequence
+
+    def _outstanding(self) -> list[int]:
+        """Blocks per group that running sequences were promised and do not hold yet."""
+        outstanding = [0] * len(self._residencies)
+        for sequence in self._sequences:
+            for group, n_promised in enumerate(sequence.promise):
+                outstanding[group] += max(0, n_promised - sequence.tables[group].n_held)
+        return outstanding
 
     def _has_room(self, n_new: Sequence[int]) -> bool:
         wanted = [held + new for held, new in zip(self._n_held, n_new, strict=True)]

@@ -27,6 +27,10 @@ class BlockTable:
         """Block numbers, -1 where dead. A view: do not keep it past the next change."""
         return self._numbers[: len(self.blocks)]
 
+    @property
+    def n_held(self) -> int:
+        return int(np.count_nonzero(self.numbers >= 0))
+
     def append(self, block: Block | None) -> None:
         if len(self.blocks) == len(self._numbers):
             grown = np.full(2 * len(self._numbers), -1, dtype=np.int32)
@@ -54,5 +58,6 @@ class SequenceCache:
     tokens: bytearray
     keys: list[bytes]  # the root key, then the key of each full block
     tables: list[BlockTable]
+    promise: tuple[int, ...] = ()  # blocks per group it was let in for
     n_tokens: int = 0
     released: bool = False

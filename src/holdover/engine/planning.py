@@ -15,7 +15,7 @@ from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
 from holdover.geometry.base import Geometry, planned_weights_bytes, read_geometry
-from holdover.kernels.base import AttentionShape, KernelModule
+from holdover.kernels.base import KernelModule
 from holdover.plan.activations import activation_bytes
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
@@ -55,10 +55,6 @@ class Planned:
     def limits(self) -> Limits:
         return self.plan.limits
 
-    @property
-    def attention_shape(self) -> AttentionShape:
-        return attention_shape(self.geometry)
-
 
 def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     """Open the model's headers and solve its plan; `machine` is this one when not given.
@@ -69,17 +65,15 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     checkpoint = open_checkpoint(config.model)
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
-    codec = _kv_codec(config, dtype)
-    layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(codec))
-    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
-    shape = attention_shape(geometry)
+    layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(config.kv))
+    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
     weights_bytes = planned_weights_bytes(geometry, dtype)
 
     def parts_for(limits: Limits) -> Parts:
         return Parts(
             process_bytes=process_bytes(geometry.vocab_size),
             weights_bytes=weights_bytes,
-            workspace_bytes=kernels.workspace_bytes(layout, limits, shape),
+            workspace_bytes=kernels.workspace_bytes(layout, limits, geometry.query_heads),
             tables_bytes=tables_bytes(layout, limits),
             activations_bytes=activation_bytes(geometry, limits, dtype)
             + sampler_bytes(limits, geometry.vocab_size),
@@ -91,7 +85,7 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
             model=model_name,
             architecture=geometry.architecture,
             dtype=dtype.value,
-            kv=codec,
+            kv=config.kv,
             backend=config.backend,
             context_tokens=geometry.max_context_tokens,
         ),
@@ -111,20 +105,11 @@ def process_bytes(vocab_size: int) -> int:
     return LIBRARIES_BYTES + vocab_size * TOKENIZER_BYTES_PER_TOKEN
 
 
-def attention_shape(geometry: Geometry) -> AttentionShape:
-    return AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
-
-
 def _compute_dtype(config: Config, machine: Machine) -> DType:
     """bf16 only where the CPU multiplies it; emulated it is slower than fp32 and less exact."""
     if config.dtype == "auto":
         return DType.BF16 if machine.native_bf16 else DType.FP32
     return DType(config.dtype)
-
-
-def _kv_codec(config: Config, dtype: DType) -> str:
-    """Rows as the model computes them, so that storing them changes nothing."""
-    return dtype.value if config.kv == "auto" else config.kv
 
 
 def _budget(config: Config, machine: Machine) -> Budget:

@@ -96,12 +96,13 @@ class Scheduler:
         return _batch(work) if work else None
 
     def commit(self, batch: Batch) -> None:
-        """The rows of the batch are written."""
+        """The rows of the batch are written; those of sequences finished since are left out."""
         starts = batch.query_start.tolist()
         token_ids = batch.token_ids.tolist()
         for sequence, start, stop in zip(batch.sequences, starts, starts[1:], strict=False):
-            assert sequence.cache is not None
-            self._manager.commit(sequence.cache, token_ids[start:stop])
+            if sequence.state is not State.FINISHED:
+                assert sequence.cache is not None
+                self._manager.commit(sequence.cache, token_ids[start:stop])
 
     def _share_budget(self) -> list[tuple[Sequence, int]]:
         """Tokens for each running sequence: single ones first, then prompts, oldest first."""
@@ -168,21 +169,20 @@ class Scheduler:
     def _admit(self, sequence: Sequence, budget: int) -> int | None:
         """Give a sequence its cache; returns its tokens in this step, or None if there is no room.
 
-        It must find room for all its known tokens and a block more: less than that was too little
-        when it was parked, so that no one is parked and resumed in turns. With nobody else running
-        one step's room will do, which there always is.
+        It must find room for its peak over all its known tokens and a block more, beside what those
+        before it were let in for: less was too little when it was parked, so that no one is parked
+        and resumed in turns. With nobody else running one step's room will do, which there always
+        is.
         """
         manager, tokens = self._manager, sequence.tokens
         match = manager.match(tokens, sequence.tenant)
-        n_room = min(len(tokens) + self._block_tokens, sequence.n_longest) - match.n_tokens
-        cache = manager.admit(tokens, match, n_room, sequence.tenant)
+        n_known = min(len(tokens) + self._block_tokens, sequence.n_longest)
+        promise = manager.layout.peak_blocks(n_known, self._limits.step_tokens)
+        n_step = min(len(tokens) - match.n_tokens, budget)
+        cache = manager.admit(tokens, match, n_step, sequence.tenant, promise=promise)
         if cache is None and self.running:
             return None
         if cache is None:
-            # Whole blocks only: a tail's copy is not in what a sequence alone is promised.
-            n_whole = match.n_tokens // self._block_tokens * self._block_tokens
-            match = manager.match(tokens[: n_whole + 1], sequence.tenant)
-            n_step = min(len(tokens) - match.n_tokens, budget)
             cache = manager.admit(tokens, match, n_step, sequence.tenant)
             assert cache is not None, "the arena does not hold one sequence"
         sequence.cache = cache
@@ -190,7 +190,7 @@ class Scheduler:
             sequence.cached_tokens = cache.n_tokens
             self.prompt_tokens += sequence.n_prompt
             self.cached_tokens += cache.n_tokens
-        return min(sequence.n_pending, budget)
+        return n_step
 
 
 def _batch(work: Iterable[tuple[Sequence, int]]) -> Batch:

@@ -99,7 +99,7 @@ def test_planning_loads_no_torch_and_is_quick() -> None:
     assert cpu_s < 3, f"{cpu_s:.2f} s of CPU time; it is about 0.6 s on an idle machine"
 
 
-def test_dtype_and_codec_follow_the_machine() -> None:
+def test_dtype_follows_the_machine() -> None:
     def planned(native_bf16: bool, **settings: str) -> tuple[DType, str]:
         machine = Machine(8 * GIB, "MemAvailable", 3, native_bf16)
         plan = plan_serving(Config(kv_memory="64MiB", **settings), machine)
@@ -107,7 +107,7 @@ def test_dtype_and_codec_follow_the_machine() -> None:
         return plan.dtype, plan.plan.subject.kv
 
     assert planned(True) == (DType.BF16, "bf16")
-    assert planned(False) == (DType.FP32, "fp32")
+    assert planned(False) == (DType.FP32, "bf16")
     assert planned(False, dtype="bf16") == (DType.BF16, "bf16")
     assert planned(True, kv="fp16") == (DType.BF16, "fp16")
 

@@ -1,0 +1,91 @@
+"""The promises of the cache and the engine on SmolLM2 and Gemma 3 (window of 512), in fp32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from holdover.codecs.base import uniform
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layout import CacheLayout
+from holdover.units import ceil_div
+
+from .conftest import GREEDY, Loaded, Serve
+
+BLOCK_TOKENS = 8
+SHARED = "The following is a conversation between a curious student and a patient librarian. "
+QUESTIONS = [
+    "Student: What is the capital of France?\nLibrarian:",
+    "Student: How many legs does a spider have?\nLibrarian:",
+    "Student: Who wrote Hamlet?\nLibrarian:",
+]
+PROMPTS = [question + " " + SHARED * i for i, question in enumerate(QUESTIONS)]
+LONG = SHARED * 38  # past Gemma's window
+
+
+@pytest.fixture(params=["smollm2", "gemma3"])
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    found: Loaded = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(_one_thread: None) -> None:
+    torch.set_num_threads(2)  # set back by the fixture that this one builds on
+
+
+def layout_of(loaded: Loaded) -> CacheLayout:
+    spec = CacheSpec.of(loaded.model.geometry.layers, BLOCK_TOKENS)
+    return CacheLayout.of(spec, uniform("fp32"))
+
+
+def test_batched_parked_and_hit_equal_alone(loaded: Loaded, serve: Serve) -> None:
+    params = replace(GREEDY, max_tokens=12, ignore_eos=True)
+    roomy = serve(loaded, 64 << 20, block_tokens=BLOCK_TOKENS, max_context_tokens=256)
+    alone = roomy.alone(PROMPTS, params)
+    batched = roomy.together(PROMPTS, params)
+    hit = roomy.ask(PROMPTS[1], params).answer()
+    # Room for all of them to begin, and not for all of them to end.
+    lengths = [len(loaded.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    layout = layout_of(loaded)
+    n_blocks = sum(ceil_div(length + BLOCK_TOKENS, BLOCK_TOKENS) for length in lengths)
+    n_sectors = layout.sectors_for([n_blocks] * len(layout.blocks))
+    tight_bytes = n_sectors * layout.sector_bytes
+    tight = serve(loaded, tight_bytes, block_tokens=BLOCK_TOKENS, max_context_tokens=64)
+    parked = tight.together(PROMPTS, params)
+    assert tight.engine.stats().parked_total > 0
+    assert hit.cached_tokens == lengths[1] - 1
+    assert hit.tokens == alone[1].tokens
+    for found in (batched, parked):
+        assert [a.tokens for a in found] == [a.tokens for a in alone]
+        assert [a.text for a in found] == [a.text for a in alone]
+
+
+def test_turn_two_hits_past_the_window(loaded: Loaded, serve: Serve) -> None:
+    params = replace(GREEDY, max_tokens=6, ignore_eos=True)
+    served = serve(loaded, 96 << 20, step_tokens=256, block_tokens=16, max_context_tokens=900)
+    ids = tuple(loaded.tokenizer.encode(LONG))
+    assert len(ids) > 520
+    first = served.ask(ids, params).answer()
+    turn_two = (*ids, *first.tokens, *loaded.tokenizer.encode(" And then?"))
+    warm = served.ask(turn_two, params).answer()
+    cold = served.ask(turn_two, params, tenant="cold").answer()
+    assert warm.cached_tokens == len(ids) + 6 - 1
+    assert cold.cached_tokens == 0
+    assert warm.tokens == cold.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_64_chats_in_64_mib(loaded: Loaded, serve: Serve) -> None:
+    """Every one finishes with the text it gives alone; afterwards no block is held."""
+    prompts = [SHARED * (i % 5) + f"({i}) " + QUESTIONS[i % 3] for i in range(64)]
+    params = replace(GREEDY, max_tokens=24)
+    alone = serve(loaded, 64 << 20, block_tokens=16, step_tokens=128).alone(prompts, params)
+    tight = serve(loaded, 64 << 20, block_tokens=16, max_sequences=64, step_tokens=256)
+    together = tight.together(prompts, params)
+    assert [a.text for a in together] == [a.text for a in alone]
+    assert {a.reason for a in together} <= {"stop", "length"}
+    tight.assert_nothing_held()
