@@ -43,6 +43,14 @@ _HARMLESS = re.compile(
 )
 # Looks like it elsewhere, but not in these types: masks, encoders, what is computed and not kept.
 _HARMLESS_IN = {
+    "bailing_hybrid": ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"),
+    "doge": ("keep_window_size",),
+    "hrm_text": ("L_bp_cycles",),
+    "inkling_text": ("number_of_conv_states",),
+    "inkling2_loop_text": ("loop_gate_rank",),
+    "laguna": ("num_attention_heads_per_layer",),
+    "minimax": ("linear_attn_alpha_factor", "linear_attn_beta_factor"),
+    "zamba": ("attn_layer_offset", "attn_layer_period"),
     "big_bird": ("attention_type",),
     "bigbird_pegasus": ("attention_type",),
     "hy_v4": ("learnable_sink_init",),
@@ -60,6 +68,8 @@ _OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 
 def refuse_unread(reader: Reader) -> None:
     """Refuses the first key of the text model that was not understood."""
+    if reader.get("ple_layer_ids"):
+        raise reader.wrong("ple_layer_ids", "these layers keep states that are not understood")
     for name, value in reader.values.items():
         if reader.where + name in reader.used or name in reader.assume:
             continue

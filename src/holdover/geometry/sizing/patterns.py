@@ -33,9 +33,10 @@ def read_kinds(reader: Reader, n_layers: int) -> Kinds:
             raise reader.wrong(STATED[read][0], "says other kinds of layers than layer_types")
         chosen = chosen or kinds
     chosen = chosen or _class_rule(reader, n_layers)
-    if chosen is not None:
-        _ignore_other_kinds(reader, chosen)
-    return chosen or (_same_everywhere(reader),) * n_layers
+    if chosen is None:
+        return (_same_everywhere(reader),) * n_layers
+    _ignore_other_kinds(reader, chosen)
+    return chosen
 
 
 def _same_everywhere(reader: Reader) -> str:
@@ -60,6 +61,8 @@ def _ignore_other_kinds(reader: Reader, kinds: Kinds) -> None:
     reader.ignore("prefix_dense_sliding_window_pattern")
     if "conv" not in kinds:
         reader.ignore("conv_L_cache")
+    if not set(kinds) - {"linear", "conv", "none"}:
+        reader.ignore(*names.KV_HEADS, *names.HEAD_DIM, *names.QUERY_HEADS)
     if "indexed" not in kinds and not reader.knows("kv_lora_rank"):
         reader.ignore("index_head_dim", "index_block_size", "index_local_blocks")
 
@@ -330,6 +333,16 @@ def _qwen2_moe(reader: Reader, n_layers: int) -> Kinds:
     return tuple("sliding" if (i + 1) % 2 and i < stop else "full" for i in range(n_layers))
 
 
+def _dots3(reader: Reader, n_layers: int) -> Kinds:
+    """One layer in four, and the first two, without a window; these have an indexer."""
+    if reader.get("use_dsa") is False:
+        raise reader.wrong("use_dsa", "false is not understood")
+    windows = slides(reader)
+    return tuple(
+        "indexed" if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(n_layers)
+    )
+
+
 def _no_rule(reader: Reader, n_layers: int) -> Kinds:
     """Which layers attend to an image differs between sizes."""
     raise reader.missing("cross_attention_layers")
@@ -435,7 +448,7 @@ CLASS_RULES: dict[str, PatternReader] = {
     ),
     **dict.fromkeys(("laguna", "mellum", "cohere_compass_text", "step3p5"), _cycle("full")),
     "beam": _nth(6, "sliding", last=True),
-    "olmo_hybrid": _nth(4, "linear"),
+    "olmo_hybrid": _nth(4, "linear"), "bamba": _cycle("linear"), "dots3_note_text": _dots3,
     "glm5_next_text": _nth(4, "linear", "indexed"),
     "qwen4_exp_text": _nth(4, "linear", "indexed"),
     "kimi_linear": _where(lambda i, n: "full" if i and i % 4 == 0 else "linear"),

@@ -16,7 +16,7 @@ from holdover.registry import load_all
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
 from holdover.spec.memory import Kind, MemorySpec, Sharding
-from holdover.spec.residency import Fixed
+from holdover.spec.residency import Fixed, Full
 
 _DTYPES = {"float32": DType.FP32, "bfloat16": DType.BF16, "float16": DType.FP16}
 
@@ -65,6 +65,22 @@ def stores_of(
     return chosen[0].stores(reader, layer)
 
 
+def layer_setting(reader: Reader, layer: Layer) -> Mapping[str, Any]:
+    """`per_layer_config`: {"05": {"head_dim": 512}}, keys being layer numbers."""
+    table = reader.get("per_layer_config")
+    if table is None:
+        return {}
+    if not isinstance(table, Mapping):
+        raise reader.wrong("per_layer_config", "is not an object")
+    own: Mapping[str, Any] = {}
+    for key, values in table.items():
+        if not str(key).isdigit() or not isinstance(values, Mapping):
+            raise reader.wrong("per_layer_config", f"{key!r} is not a layer's number and fields")
+        if int(key) == layer.index:
+            own = values
+    return own
+
+
 def state(label: str, layer: Layer, heads: int, dim: int, dtype: DType | None = None) -> MemorySpec:
     """A recurrent state or the last inputs of a convolution: `heads` x `dim` elements."""
     planes = (Plane("state", heads, dim),)
@@ -75,8 +91,6 @@ def index_keys(
     label: str, layer: Layer, dim: int, heads: int = 1, tokens_per_row: int = 1
 ) -> MemorySpec:
     """Keys that a sparse attention chooses by; every rank needs all of them."""
-    from holdover.spec.residency import Full
-
     return MemorySpec(
         Kind.INDEXER, label, (Plane("index", heads, dim),), Full(), (layer.index,),
         tokens_per_row, sharding=Sharding.REPLICATED,

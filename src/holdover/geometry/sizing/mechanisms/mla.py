@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdover.geometry.sizing import names
 from holdover.geometry.sizing.mechanisms.attention import residency_of
-from holdover.geometry.sizing.mechanisms.base import Layer, index_keys
+from holdover.geometry.sizing.mechanisms.base import Layer, index_keys, layer_setting
 from holdover.geometry.sizing.patterns import listed
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.layers import Plane
@@ -24,6 +24,7 @@ def claims(reader: Reader, layer: Layer) -> bool:
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     label, residency = residency_of(reader, layer)
+    reader = reader.beneath({**_sliding_latents(reader, layer), **layer_setting(reader, layer)})
     reader.ignore(*names.KV_HEADS, *names.HEAD_DIM, *names.VALUE_DIM, *names.QUERY_HEADS)
     planes = (
         Plane("latent", 1, reader.integer("kv_lora_rank")),
@@ -36,6 +37,19 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     if not _has_own_indexer(reader, layer):
         return (latent,)
     return latent, index_keys("index", layer, reader.integer("index_head_dim"))
+
+
+def _sliding_latents(reader: Reader, layer: Layer) -> dict[str, int]:
+    """Layers with a window may have latents of their own size (dots3)."""
+    if layer.kind != "sliding":
+        return {}
+    rank = reader.optional_integer("swa_kv_lora_rank")
+    rope = reader.optional_integer("swa_qk_rope_head_dim")
+    silent = rank is None and not reader.states("per_layer_config")
+    if silent and reader.model_type == "dots3_note_text":
+        raise reader.missing("per_layer_config", "swa_kv_lora_rank")
+    found = {"kv_lora_rank": rank, "qk_rope_head_dim": rope}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _has_own_indexer(reader: Reader, layer: Layer) -> bool:
