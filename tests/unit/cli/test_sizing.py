@@ -366,3 +366,14 @@ def test_a_repository_is_sized_from_its_config_and_file_sizes(hub: str, tmp_path
         131_072,
         "parameters",
     )
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
+def test_sizing_and_serving_count_the_same_blocks(model: str) -> None:
+    serving = report(model, "--kv-memory", "256MiB")
+    for row in serving["conversations"]:
+        if row["reason"] is not None and "model's context" in row["reason"]:
+            continue
+        sizing = report(model, "--context", str(row["context_tokens"]))["conversation"]
+        assert sizing["held_bytes"] == row["held_bytes"]
+        assert sizing["logical_bytes"] >= row["logical_bytes"]

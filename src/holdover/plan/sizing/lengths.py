@@ -67,6 +67,7 @@ class LengthsAnswer:
     max_users: int | None
     max_users_of_mean: int | None
     exact: bool
+    probability: float = PROBABILITY
 
     @property
     def method(self) -> str:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdover.plan.sizing.ceiling import Ceiling
-from holdover.plan.sizing.changes import Change
 from holdover.plan.sizing.formula import formula, limit_text
-from holdover.plan.sizing.goal import GoalAnswer
-from holdover.plan.sizing.lengths import PROBABILITY, LengthsAnswer
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.solve import EngineAnswer, SizingPlan
 from holdover.plan.sizing.weights import Weights
 from holdover.spec.memory import StoredMemory
+
+if TYPE_CHECKING:
+    from holdover.plan.sizing.ceiling import Ceiling
+    from holdover.plan.sizing.changes import Change
+    from holdover.plan.sizing.goal import GoalAnswer
+    from holdover.plan.sizing.lengths import LengthsAnswer
 
 SIZING_SCHEMA = "holdover.sizing/1"
 
@@ -182,7 +184,7 @@ def _lengths_json(answer: LengthsAnswer) -> dict[str, Any]:
     }
     if answer.max_users is not None:
         found |= {
-            "probability": PROBABILITY,
+            "probability": answer.probability,
             "max_users": answer.max_users,
             "max_users_of_mean": answer.max_users_of_mean,
         }

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Assumption, ModelMemory, Parameters
-from holdover.plan.sizing.accelerated import other_devices
 from holdover.plan.sizing.cache import Cache
 from holdover.plan.sizing.ceiling import Ceiling, decode_ceiling
 from holdover.plan.sizing.device import Headroom, device_of
-from holdover.plan.sizing.goal import Goal, GoalAnswer, answer_goal
 from holdover.plan.sizing.question import DEFAULT_CONTEXT_TOKENS, Question
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.source import Source, find_source
@@ -20,6 +18,7 @@ from holdover.plan.sizing.weights import Weights, weights_of
 
 if TYPE_CHECKING:
     from holdover.plan.engines.base import Option, Reservation
+    from holdover.plan.sizing.goal import Goal, GoalAnswer
     from holdover.plan.sizing.lengths import LengthsAnswer
 
 TABLE_TOKENS = (2_000, 8_000, 32_000, 128_000)
@@ -93,7 +92,7 @@ def solve_source(
         source.stored, parameters, source.config, source.weights_dtype or model.stored_dtype,
         question.weights,
     )  # fmt: skip
-    goal = None if question.goal is None else Goal.parse(question.goal)
+    goal = None if question.goal is None else _parse_goal(question.goal)
     context_tokens = question.context or (goal.context_tokens if goal else _usual_context(model))
     users = question.users or (goal.users if goal else 1)
     device, headroom = device_of(question.gpu, memory), Headroom.parse(question.headroom)
@@ -102,8 +101,9 @@ def solve_source(
         if weights is None:
             raise ConfigError(
                 "parameters",
-                "the file does not say how many weights there are, so that nothing can be said "
-                "about a device. Give --weights 16GB or --assume parameters=8.03e9",
+                "the file does not say how many weights there are, or of a type that is not "
+                "known, so that nothing can be said about a device. Give --weights 16GB, or "
+                "--assume parameters=8.03e9 and --weights bf16",
             )
         scenario = Scenario.of(
             cache, weights, device, question.gpus, headroom, users, context_tokens
@@ -174,7 +174,16 @@ def _engine(
     return EngineAnswer(engine.NAME, options, engine.reserve(request))
 
 
+def _parse_goal(text: str) -> Goal:
+    from holdover.plan.sizing.goal import Goal
+
+    return Goal.parse(text)
+
+
 def _goal(goal: Goal, question: Question, scenario: Scenario | None) -> GoalAnswer:
+    from holdover.plan.sizing.accelerated import other_devices
+    from holdover.plan.sizing.goal import answer_goal
+
     if scenario is None:
         raise ConfigError("--goal", "says what must fit; say on what with --gpu or --memory")
     devices = other_devices(scenario.device) if question.gpu is not None else ()

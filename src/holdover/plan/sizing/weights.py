@@ -57,7 +57,8 @@ def weights_of(
     stored_dtype: str | None,
     asked: str | None,
 ) -> tuple[Weights | None, tuple[Assumption, ...]]:
-    """The weights, with what had to be assumed; None where nothing says how many there are."""
+    """The weights, with what had to be assumed; None where nothing says how many there are, or in
+    a type that is not known: the cache can be sized all the same."""
     if asked is not None and asked.lower() not in BITS:
         return _sized(parse_weights(asked), parameters), ()
     if asked is None and stored is not None:
@@ -71,7 +72,10 @@ def weights_of(
         return None, ()
     if asked is not None:
         return in_dtype(parameters, asked.lower(), "--weights"), ()
-    dtype, why = _stated_dtype(config, stored_dtype)
+    stated = _stated_dtype(config, stored_dtype)
+    if stated is None:
+        return None, ()
+    dtype, why = stated
     found = in_dtype(parameters, dtype, f"parameters ({parameters.source}) x {dtype}")
     return found, () if why is None else (Assumption("weights dtype", dtype, why),)
 
@@ -122,27 +126,24 @@ def _active_share(parameters: Parameters | None) -> Fraction | None:
     return None if parameters is None else Fraction(parameters.active, parameters.count)
 
 
-def _stated_dtype(config: Mapping[str, Any], stored: str | None) -> tuple[str, str | None]:
-    """(type, why it had to be assumed)."""
-    quantised = _quantisation(config)
-    if quantised is not None:
-        return quantised, "quantization_config, taken for all weights"
-    if stored is None:
-        return "bf16", "the file does not say it"
-    if stored in BITS:
-        return stored, None
-    if stored not in _STORED:
-        raise ConfigError("dtype", f"{stored!r} is not known; say --weights bf16 or a size")
-    return _STORED[stored], None
-
-
-def _quantisation(config: Mapping[str, Any]) -> str | None:
+def _stated_dtype(config: Mapping[str, Any], stored: str | None) -> tuple[str, str | None] | None:
+    """(type, why it had to be assumed); None where what is stated is not known."""
     found = config.get("quantization_config")
     if not isinstance(found, Mapping):
         text = config.get("text_config")
         found = text.get("quantization_config") if isinstance(text, Mapping) else None
-    if not isinstance(found, Mapping):
-        return None
+    if isinstance(found, Mapping):
+        quantised = _quantisation(found)
+        if quantised is None:
+            return None
+        return quantised, "quantization_config, taken for all weights"
+    if stored is None:
+        return "bf16", "the file does not say it"
+    known = stored if stored in BITS else _STORED.get(stored)
+    return None if known is None else (known, None)
+
+
+def _quantisation(found: Mapping[str, Any]) -> str | None:
     words = f"{found.get('quant_method')} {found.get('quant_algo')} {found.get('format')}".lower()
     for word in ("nvfp4", "mxfp4", "fp8"):
         if word in words:
@@ -152,11 +153,7 @@ def _quantisation(config: Mapping[str, Any]) -> str | None:
         bits = 4 if found.get("load_in_4bit") else 8
     if bits is None:
         bits = _group_bits(found.get("config_groups"))
-    if bits in (4, 8):
-        return "int4" if bits == 4 else "int8"
-    raise ConfigError(
-        "quantization_config", f"{words.strip()!r} is not known; say --weights int4, fp8 or a size"
-    )
+    return {4: "int4", 8: "int8"}.get(bits) if isinstance(bits, int) else None
 
 
 def _group_bits(groups: Any) -> Any:
