@@ -1,8 +1,8 @@
 """What a model is made of, read once from its configuration.
 
 `read_geometry` turns a Hugging Face style config into a frozen `Geometry`: the cache of every
-layer, and the numbers that planning and the forward pass need. Nothing else reads a config. One
-file per family, named after it, is a `FamilyModule`.
+layer, and the numbers that planning and the forward pass need. One file per family, named
+after it, in `families/` is a `FamilyModule`. Models that are sized but not served: `sizing`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from holdover.errors import UnsupportedModelError
 from holdover.registry import load_all, load_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import LayerSpec
+
+_FAMILIES = "holdover.geometry.families"
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -100,7 +102,7 @@ def read_geometry(config: Mapping[str, Any]) -> Geometry:
     Raises UnsupportedModelError for an architecture or a feature that no family serves, naming
     it, and ConfigError for a field that is missing or cannot be right.
     """
-    families = {name: cast(FamilyModule, m) for name, m in load_all(__package__).items()}
+    families = {name: cast(FamilyModule, m) for name, m in load_all(_FAMILIES).items()}
     model_type = _model_type(config, families)
     for family in families.values():
         if model_type is not None and model_type in family.MODEL_TYPES:
@@ -112,7 +114,7 @@ def read_geometry(config: Mapping[str, Any]) -> Geometry:
 
 def supported_architectures() -> tuple[str, ...]:
     """Names as they appear in a config's `architectures`."""
-    families = [cast(FamilyModule, module) for module in load_all(__package__).values()]
+    families = [cast(FamilyModule, module) for module in load_all(_FAMILIES).values()]
     return tuple(name for family in families for name in family.MODEL_TYPES.values())
 
 
@@ -147,7 +149,7 @@ def planned_weights_bytes(geometry: Geometry, dtype: DType) -> int:
 
 
 def _family(geometry: Geometry) -> FamilyModule:
-    return cast(FamilyModule, load_plugin(__package__, geometry.family))
+    return cast(FamilyModule, load_plugin(_FAMILIES, geometry.family))
 
 
 def _linear_tensors(geometry: Geometry) -> dict[str, tuple[int, ...]]:

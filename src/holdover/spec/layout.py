@@ -19,7 +19,7 @@ from typing import Protocol
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec, Group
 from holdover.spec.layers import Plane
-from holdover.spec.residency import Ints, live_tokens, peak_blocks
+from holdover.spec.residency import Ints, live_tokens, peak_blocks, read_tokens
 from holdover.units import ceil_div, round_up
 
 ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register
@@ -174,6 +174,11 @@ class CacheLayout:
     def logical_bytes(self, n_tokens: int) -> int:
         """Bytes by the formula of one conversation of `n_tokens`: only what is still live."""
         return sum(b.logical_bytes(live_tokens(b.group.residency, n_tokens)) for b in self.blocks)
+
+    def read_bytes(self, n_tokens: int) -> int:
+        """Bytes by the formula that the step of token `n_tokens` reads: what a conversation of
+        that length needs, the newest token's own row included."""
+        return sum(b.logical_bytes(read_tokens(b.group.residency, n_tokens)) for b in self.blocks)
 
     def held_bytes(self, n_blocks: Sequence[int]) -> int:
         """Bytes of whole blocks."""

@@ -87,6 +87,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """`n_rows` rows whatever the length: a recurrent state (1), or the rows of an encoder's or an
+    image's tokens. No `Residency`: it is written once or in place, and never released by position.
+    """
+
+    n_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockRanges:
     """Blocks of one group that a sequence needs: [0, sink_stop) and [start, stop)."""
 
@@ -117,6 +126,15 @@ def live_tokens(residency: Residency, n_tokens: int) -> int:
     """Stored tokens that the query at position `n_tokens` or a later one may still read."""
     first = min(residency.first_visible(n_tokens), n_tokens)
     return min(residency.sink_tokens, first) + n_tokens - first
+
+
+def read_tokens(residency: Residency, n_tokens: int) -> int:
+    """Most stored tokens that the step of any of the first `n_tokens` positions reads.
+
+    The window itself for a window layer: the newest token's own row is among what it reads, so
+    this is one more than what stays live between two steps once the window is full.
+    """
+    return peak_blocks(residency, n_tokens, step_tokens=1, block_tokens=1)
 
 
 def peak_blocks(

@@ -1,0 +1,10 @@
+"""What any published model remembers: from a config.json or a GGUF header to `ModelMemory`."""
+
+from holdover.geometry.sizing.base import (
+    Assumption,
+    ModelMemory,
+    Parameters,
+    read_memory,
+)
+
+__all__ = ["Assumption", "ModelMemory", "Parameters", "read_memory"]

@@ -1,0 +1,141 @@
+"""Reading one config: where each value is from, and which keys have been understood.
+
+A value comes from `assume`, from the file, or from the class defaults of the model type, in that
+order; whatever the file does not state is written down as an assumption. `null` in a file is a
+value (the class default does not apply), and counts as "not given" where a number is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdover.errors import ConfigError
+from holdover.geometry.sizing.base import Assumption
+
+LARGEST = 2**40  # no count of layers, heads, dims or tokens is larger
+
+
+@dataclass(slots=True)
+class Reader:
+    """A config or a nested part of it. `where` is the path of the part, ending in a dot.
+
+    `assumptions` and `used` are shared with the parts, and grow while the config is read.
+    """
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    model_type: str
+    assume: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+    assumptions: list[Assumption] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+    def get(self, *names: str) -> Any:
+        """The value under the first of these names that has one, else None."""
+        self.used.update(self.where + name for name in names)
+        for name in names:
+            if (given := self._assumed(name)) is not None:
+                return given
+        stated = [name for name in names if self.values.get(name) is not None]
+        if len({_frozen(self.values[name]) for name in stated}) > 1:
+            raise self.wrong(stated[0], f"differs from {stated[1]}, which means the same")
+        if stated:
+            return self.values[stated[0]]
+        if any(name in self.values for name in names):
+            return None  # null in the file: the class default does not apply
+        for name in names:
+            if self.defaults.get(name) is not None:
+                value = self.defaults[name]
+                self.note(name, value, f"class default of {self.model_type}")
+                return value
+        return None
+
+    def states(self, *names: str) -> bool:
+        """Whether the file or `assume` gives a value under one of these names."""
+        return any(self.values.get(n) is not None or self._assumption(n) for n in names)
+
+    def integer(self, *names: str, minimum: int = 1) -> int:
+        value = self.optional_integer(*names, minimum=minimum)
+        if value is None:
+            raise self.missing(*names)
+        return value
+
+    def optional_integer(self, *names: str, minimum: int = 1) -> int | None:
+        value = self.get(*names)
+        return None if value is None else self.as_integer(value, names[0], minimum)
+
+    def as_integer(self, value: Any, name: str, minimum: int = 1) -> int:
+        if isinstance(value, str) and self._assumption(name) is not None:
+            value = int(value) if value.lstrip("-").isdigit() else value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.wrong(name, f"{value!r} is not a whole number of at least {minimum}")
+        if value > LARGEST:
+            raise self.wrong(name, f"{value!r} is larger than any model's")
+        return value
+
+    def flag(self, *names: str) -> bool:
+        """False where nothing is said."""
+        value = self.get(*names)
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(names[0], f"{value!r} is neither true nor false")
+        return bool(value)
+
+    def part(self, name: str) -> Reader | None:
+        """A nested object that is read in the same way; its defaults are the class's own."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, f"{value!r} is not an object")
+        return Reader(
+            value, {}, self.model_type, self.assume, f"{self.where}{name}.",
+            self.assumptions, self.used,
+        )  # fmt: skip
+
+    def note(self, name: str, value: Any, source: str) -> None:
+        """Write down a value that the file does not state."""
+        text = value if isinstance(value, str) else repr(value)
+        found = Assumption(self.where + name, text, source)
+        if found not in self.assumptions:
+            self.assumptions.append(found)
+
+    def wrong(self, name: str, reason: str) -> ConfigError:
+        return ConfigError(self.where + name, reason)
+
+    def missing(self, *names: str) -> ConfigError:
+        others = f" (also not as {', '.join(names[1:])})" if len(names) > 1 else ""
+        return self.wrong(
+            names[0],
+            f"is missing{others}; the model cannot be sized without it. "
+            f"Give it with --assume {names[0]}=VALUE",
+        )
+
+    def _assumption(self, name: str) -> str | None:
+        return self.assume.get(self.where + name, self.assume.get(name))
+
+    def _assumed(self, name: str) -> Any:
+        text = self._assumption(name)
+        if text is None:
+            return None
+        self.note(name, text, "--assume")
+        return parse_value(text)
+
+
+def parse_value(text: str) -> Any:
+    """The JSON value that a person wrote; a plain word is a text."""
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _frozen(value: Any) -> str:
+    return repr(value)
