@@ -1,38 +1,87 @@
-"""The steps of `read_memory`."""
+"""The steps of `read_memory`: text model, layer kinds, what each layer stores, groups, audit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from holdover.errors import ConfigError
+from holdover.geometry.sizing import names
+from holdover.geometry.sizing.audit import refuse_declared, refuse_unread
 from holdover.geometry.sizing.base import ModelMemory
+from holdover.geometry.sizing.encoder_decoder import decoder_memories, is_encoder_decoder
+from holdover.geometry.sizing.mechanisms.base import Layer, mechanisms, stores_of
+from holdover.geometry.sizing.mtp import mtp_layers
+from holdover.geometry.sizing.patterns import layer_count, read_kinds
 from holdover.geometry.sizing.reader import Reader
-from holdover.spec.layers import attention_planes
+from holdover.geometry.sizing.sharing import storing_layers
+from holdover.geometry.sizing.unwrap import text_reader
 from holdover.spec.memory import Kind, MemorySpec
-from holdover.spec.residency import Full
+
+_LARGEST_MODEL = 4096  # layers
 
 
 def read(
     config: Mapping[str, Any],
     assume: Mapping[str, str],
     mtp: bool,
-    defaults: Mapping[str, Mapping[str, Any]] | None,
 ) -> ModelMemory:
-    model_type = str(config.get("model_type"))
-    reader = Reader(config, (defaults or {}).get(model_type, {}), model_type, assume)
-    n_layers = reader.integer("num_hidden_layers")
-    query_heads = reader.integer("num_attention_heads")
-    kv_heads = reader.optional_integer("num_key_value_heads") or query_heads
-    head_dim = reader.optional_integer("head_dim") or reader.integer("hidden_size") // query_heads
-    planes = attention_planes(kv_heads, head_dim)
-    memory = MemorySpec(Kind.ATTENTION, "full", planes, Full(), tuple(range(n_layers)))
+    if not isinstance(config, Mapping):
+        raise ConfigError("config", "is not an object of fields")
+    reader = text_reader(config, assume)
+    if is_encoder_decoder(reader):
+        n_layers, memories = decoder_memories(reader)
+    else:
+        n_layers = layer_count(reader)
+        if n_layers > _LARGEST_MODEL:
+            raise reader.wrong(names.LAYERS[0], f"{n_layers} layers are more than any model's")
+        memories = _grouped(_stores(reader, n_layers, mtp))
+    context_tokens = reader.first_integer(*names.CONTEXT)
+    refuse_unread(reader)
+    refuse_declared(reader)
+    if not reader.known:
+        reader.note("model_type", reader.model_type, "not a known type; read as its fields say")
     return ModelMemory(
-        architecture=str((config.get("architectures") or [model_type])[0]),
-        model_type=model_type,
+        architecture=_architecture(config, reader),
+        model_type=reader.model_type,
         n_layers=n_layers,
-        memories=(memory,),
-        max_context_tokens=reader.optional_integer("max_position_embeddings"),
+        memories=memories,
+        max_context_tokens=context_tokens,
         parameters=None,
-        stored_dtype=config.get("dtype") or config.get("torch_dtype"),
+        stored_dtype=_stored_dtype(config, reader),
         assumptions=tuple(reader.assumptions),
     )
+
+
+def _stores(reader: Reader, n_layers: int, mtp: bool) -> Iterable[MemorySpec]:
+    found = mechanisms()
+    own = storing_layers(reader, n_layers)
+    for index, kind in enumerate(read_kinds(reader, n_layers)):
+        for memory in stores_of(found, reader, Layer(index, n_layers, kind)):
+            if index in own or memory.kind is not Kind.ATTENTION:
+                yield memory
+    for layer in mtp_layers(reader, n_layers, mtp):
+        for memory in stores_of(found, reader, layer):
+            yield replace(memory, label=f"{memory.label} (mtp)")
+
+
+def _grouped(stores: Iterable[MemorySpec]) -> tuple[MemorySpec, ...]:
+    """Equal memories of different layers as one."""
+    groups: dict[MemorySpec, list[int]] = {}
+    for memory in stores:
+        groups.setdefault(replace(memory, layers=()), []).extend(memory.layers)
+    return tuple(replace(memory, layers=tuple(layers)) for memory, layers in groups.items())
+
+
+def _architecture(config: Mapping[str, Any], reader: Reader) -> str:
+    named = config.get("architectures") or reader.values.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else reader.model_type
+
+
+def _stored_dtype(config: Mapping[str, Any], reader: Reader) -> str | None:
+    for values in (reader.values, config):
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(values.get(name), str):
+                return str(values[name])
+    return None

@@ -52,15 +52,13 @@ def read_memory(
     *,
     assume: Mapping[str, str] | None = None,
     mtp: bool = False,
-    defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ModelMemory:
     """What a model of this config.json remembers of one sequence.
 
     `assume` gives values for fields that the file does not state. `mtp` counts the layers that
-    predict further tokens, which hold KV while an engine speculates with them. `defaults` are
-    fields by model type; the packaged table where None.
+    predict further tokens, which hold KV while an engine speculates with them.
     Raises ConfigError naming the field that is missing, wrong or not understood.
     """
     from holdover.geometry.sizing._read import read
 
-    return read(config, dict(assume or {}), mtp, defaults)
+    return read(config, dict(assume or {}), mtp)

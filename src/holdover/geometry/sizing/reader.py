@@ -8,7 +8,7 @@ value (the class default does not apply), and counts as "not given" where a numb
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdover.errors import ConfigError
@@ -29,15 +29,20 @@ class Reader:
     model_type: str
     assume: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
+    derived: frozenset[str] = frozenset()  # defaults that the class works out by a rule
+    aliases: Mapping[str, str] = field(default_factory=dict)  # common name -> the class's own
+    whole: Mapping[str, Any] = field(default_factory=dict)  # the config that this is the text of
+    known: bool = True  # whether there are class defaults, or code that is known to state all
     assumptions: list[Assumption] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
     def get(self, *names: str) -> Any:
         """The value under the first of these names that has one, else None."""
+        names = self._with_own(names)
         self.used.update(self.where + name for name in names)
         for name in names:
-            if (given := self._assumed(name)) is not None:
-                return given
+            if self._assumption(name) is not None:
+                return self._assumed(name)
         stated = [name for name in names if self.values.get(name) is not None]
         if len({_frozen(self.values[name]) for name in stated}) > 1:
             raise self.wrong(stated[0], f"differs from {stated[1]}, which means the same")
@@ -54,7 +59,31 @@ class Reader:
 
     def states(self, *names: str) -> bool:
         """Whether the file or `assume` gives a value under one of these names."""
-        return any(self.values.get(n) is not None or self._assumption(n) for n in names)
+        return any(
+            self.values.get(n) is not None or self._assumption(n) is not None
+            for n in self._with_own(names)
+        )
+
+    def knows(self, *names: str) -> bool:
+        """Whether each of these names has a value, be it a default; notes nothing."""
+        return all(
+            self.states(name) or (name not in self.values and self.defaults.get(name) is not None)
+            for name in names
+        )
+
+    def ignore(self, *names: str) -> None:
+        """These names change nothing here: something else that was read decides."""
+        self.used.update(self.where + name for name in self._with_own(names))
+
+    def first_integer(self, *names: str) -> int | None:
+        """The count under the first stated name, whatever the later ones say."""
+        stated = [name for name in self._with_own(names) if self.states(name)]
+        self.ignore(*names)
+        return self.optional_integer(stated[0] if stated else names[0])
+
+    def beneath(self, overrides: Mapping[str, Any]) -> Reader:
+        """The same reader with other values on top, as for one layer."""
+        return replace(self, values={**self.values, **overrides})
 
     def integer(self, *names: str, minimum: int = 1) -> int:
         value = self.optional_integer(*names, minimum=minimum)
@@ -67,8 +96,6 @@ class Reader:
         return None if value is None else self.as_integer(value, names[0], minimum)
 
     def as_integer(self, value: Any, name: str, minimum: int = 1) -> int:
-        if isinstance(value, str) and self._assumption(name) is not None:
-            value = int(value) if value.lstrip("-").isdigit() else value
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
@@ -80,8 +107,6 @@ class Reader:
     def flag(self, *names: str) -> bool:
         """False where nothing is said."""
         value = self.get(*names)
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
         if value is not None and not isinstance(value, bool):
             raise self.wrong(names[0], f"{value!r} is neither true nor false")
         return bool(value)
@@ -95,7 +120,7 @@ class Reader:
             raise self.wrong(name, f"{value!r} is not an object")
         return Reader(
             value, {}, self.model_type, self.assume, f"{self.where}{name}.",
-            self.assumptions, self.used,
+            assumptions=self.assumptions, used=self.used,
         )  # fmt: skip
 
     def note(self, name: str, value: Any, source: str) -> None:
@@ -125,6 +150,10 @@ class Reader:
             return None
         self.note(name, text, "--assume")
         return parse_value(text)
+
+    def _with_own(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        own = (self.aliases[name] for name in names if name in self.aliases)
+        return tuple(dict.fromkeys((*names, *own)))
 
 
 def parse_value(text: str) -> Any:

@@ -1,0 +1,77 @@
+"""Fails closed on fields that nobody read and that may change what a model remembers.
+
+A key that a mechanism or a pattern asked for is understood. Any other key that has a value and
+whose name is of caches, windows, states or layer kinds must be in the list of names that are
+known to change nothing that is kept, or the config is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from holdover.geometry.sizing.reader import Reader
+
+_SMELLS = re.compile(
+    r"window|slid|swa_|_swa|chunk|cache|compress|index|state|ssm|mamba|conv(?!er)|recur|lru|"
+    r"share|latent|kv_|_kv|key_value|retention|rwkv|memor|attn_type|attention_type|layer_type|"
+    r"block_type|pattern|layers_block|sparse|linear_(?!scal|bias)|cross_attention|per_layer|"
+    r"loop|cycle|attn_layer|local_|global_|period|interval|sink|hash|lsh|every_n|landmark|"
+    r"_layers_config|gate_kv|yoco|cla_|mem_"
+)
+# Looks like it, but changes nothing that is kept.
+_HARMLESS = re.compile(
+    r"chunk_size_feed_forward|expert|moe|mlp|use_cache$|cache_implementation|output_hidden_states|"
+    r"hidden_states|token_id|_index$|index_n_heads|index_topk|index_rope|indexer_rope|"
+    r"kv_head_dim_none|conv_bias|conv_act|proj_bias|mamba_chunk_size|mamba_act|hidden_mamba_act|"
+    r"mamba_hidden_act|use_mamba_kernels|mamba_proj|mamba_norm|mamba_rms|mamba_dt|mamba_mlp|"
+    r"mamba_use_mlp|mamba_conv_bias|mamba_ssm_cache_dtype|mamba_ssm_dtype|ssm_multipliers|"
+    r"ssm_(in|out)_multiplier|share_expert|shared_intermediate|shared_expert|n_shared|num_shared|"
+    r"decoder_sparse_step|compress_rope_theta|compression_config|quantization|"
+    r"max_window_layers|use_sliding_window|activation_sparsity|layer_norm|num_hash_layers|"
+    r"linear_allow|linear_dt|linear_a_log|rope|theta|use_conv_bias|_dropout|loss|coef|"
+    r"attention_chunk_size_none|interleave_moe|use_attn_sinks|attention_sink_bias|"
+    r"attn_implementation|share_(q|encoder|decoder)|tie_|layer_period|expert_layer|"
+    r"hidden_size_per_layer|vocab_size_per_layer|per_layer_input|share_embeddings|"
+    r"linear_lower_bound|use_cla$|cla_share_factor|index_block_size|index_local|"
+    r"^(bf16|fp16|fp32)$|summary|image|vision|audio|video|projector|swa_rope|chunk_size$|"
+    r"attn_logit|qkv|num_mem_blocks|^hc_|index_share_for_mtp|multi_query|pruned_heads|is_decoder|add_cross_attention|cross_attention_hidden|"
+    r"kv_cache_dtype|cache_dtype|kv_cache_quant|time_step|scale|no_rope|qk_|state_dict|"
+    r"use_shared_attention_adapter|max_inference_chunksize|chunkwise|inference_state_dtype|"
+    r"return_last_states|sequence_kernel|attention_other_setting_none|head_dim_none"
+)
+_OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
+
+
+def refuse_unread(reader: Reader) -> None:
+    """Refuses the first key of the text model that was not understood."""
+    for name, value in reader.values.items():
+        if reader.where + name in reader.used or name in reader.assume:
+            continue
+        if _matters(name, value):
+            raise reader.wrong(
+                name,
+                "may change what the model remembers, and is not understood. "
+                f"If it changes nothing, say --assume {name}=ignored",
+            )
+
+
+def refuse_declared(reader: Reader) -> None:
+    """The same for fields that the class has but the file does not state."""
+    for name, value in reader.defaults.items():
+        read = reader.where + name in reader.used or name in reader.values
+        if not read and name not in reader.assume and _matters(name, value):
+            raise reader.wrong(
+                name,
+                f"is {value!r} by the class of {reader.model_type}, may change what the "
+                f"model remembers, and is not understood. Else say --assume {name}=ignored",
+            )
+
+
+def _matters(name: str, value: Any) -> bool:
+    if any(value is off or (type(value) is type(off) and value == off) for off in _OFF):
+        return False
+    if isinstance(value, Mapping) and not _SMELLS.search(name):
+        return False
+    return bool(_SMELLS.search(name)) and not _HARMLESS.search(name)

@@ -1,0 +1,58 @@
+"""Encoder-decoder models: the decoder's own keys and values, and the encoder output's.
+
+The cross part is as long as the input: `encoder_tokens`, from `assume` or the config's longest.
+"""
+
+from __future__ import annotations
+
+from holdover.geometry.sizing import names
+from holdover.geometry.sizing.mechanisms.base import exact
+from holdover.geometry.sizing.reader import Reader
+from holdover.spec.layers import attention_planes
+from holdover.spec.memory import Kind, MemorySpec
+from holdover.spec.residency import Fixed, Full
+
+_LAYERS = ("decoder_layers", "num_decoder_layers")
+_HEADS = ("decoder_attention_heads", "num_decoder_attention_heads")
+_KV_HEADS = ("decoder_num_key_value_heads",)
+_ENCODER_TOKENS = ("encoder_tokens", "max_source_positions")
+_LONGEST = ("n_positions", "max_position_embeddings", "max_encoder_position_embeddings")
+_USUAL_TOKENS = 512  # T5's training length, where nothing says how long an input is
+
+
+def is_encoder_decoder(reader: Reader) -> bool:
+    return reader.flag("is_encoder_decoder")
+
+
+def decoder_memories(reader: Reader) -> tuple[int, tuple[MemorySpec, ...]]:
+    """(number of decoder layers, what they store)."""
+    n_layers = reader.optional_integer(*_LAYERS) or reader.integer(*names.LAYERS)
+    heads = reader.optional_integer(*_HEADS) or reader.integer(*names.QUERY_HEADS)
+    kv_heads = reader.optional_integer(*_KV_HEADS) or heads
+    dim = reader.optional_integer(*names.HEAD_DIM)
+    if dim is None:
+        dim = exact(reader, _HEADS[0], reader.integer(*names.HIDDEN), heads)
+    planes = attention_planes(kv_heads, dim)
+    layers = tuple(range(n_layers))
+    n_rows = encoder_tokens(reader)
+    for encoder_only in ("encoder_layers", "num_encoder_layers", "encoder_attention_heads"):
+        reader.get(encoder_only) if encoder_only in reader.values else None
+    return n_layers, (
+        MemorySpec(Kind.ATTENTION, "full", planes, Full(), layers),
+        MemorySpec(Kind.CROSS, f"encoder, {n_rows} tokens", planes, Fixed(n_rows), layers),
+    )
+
+
+def encoder_tokens(reader: Reader) -> int:
+    stated = reader.optional_integer(*_ENCODER_TOKENS)
+    if stated is None:
+        stated = next(
+            (n for name in _LONGEST if (n := reader.optional_integer(name)) is not None), None
+        )
+        if stated is None:
+            stated = _USUAL_TOKENS
+            reader.note("encoder_tokens", stated, "nothing in the file bounds the input")
+            return stated
+    if not reader.states("encoder_tokens"):
+        reader.note("encoder_tokens", stated, "the longest input that the config allows")
+    return stated

@@ -1,0 +1,1 @@
+"""One file per mechanism by which a layer remembers; found by name, asked through `base`."""

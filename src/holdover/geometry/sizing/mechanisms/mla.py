@@ -1,0 +1,74 @@
+"""Multi-head latent attention: one latent and one rotary key per token, whatever the heads.
+
+DeepSeek-V2/V3, Kimi, MiniCPM3. With `index_head_dim` a sparse indexer stores its own keys beside
+it (DeepSeek-V3.2, GLM-5), except in layers that share an earlier layer's choice.
+"""
+
+from __future__ import annotations
+
+from holdover.geometry.sizing import names
+from holdover.geometry.sizing.mechanisms.attention import residency_of
+from holdover.geometry.sizing.mechanisms.base import Layer, index_keys
+from holdover.geometry.sizing.patterns import listed
+from holdover.geometry.sizing.reader import Reader
+from holdover.spec.layers import Plane
+from holdover.spec.memory import Kind, MemorySpec, Sharding
+
+KINDS = frozenset({"full", "sliding", "indexed"})
+RANK = 10
+
+
+def claims(reader: Reader, layer: Layer) -> bool:
+    return reader.knows("kv_lora_rank")
+
+
+def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
+    label, residency = residency_of(reader, layer)
+    reader.ignore(*names.KV_HEADS, *names.HEAD_DIM, *names.VALUE_DIM, *names.QUERY_HEADS)
+    planes = (
+        Plane("latent", 1, reader.integer("kv_lora_rank")),
+        Plane("rope", 1, reader.integer("qk_rope_head_dim")),
+    )
+    latent = MemorySpec(
+        Kind.ATTENTION, "mla" if label == "full" else f"mla, {label}", planes, residency,
+        (layer.index,), sharding=Sharding.REPLICATED,
+    )  # fmt: skip
+    if not _has_own_indexer(reader, layer):
+        return (latent,)
+    return latent, index_keys("index", layer, reader.integer("index_head_dim"))
+
+
+def _has_own_indexer(reader: Reader, layer: Layer) -> bool:
+    if layer.kind == "sliding" or not reader.knows("index_head_dim"):
+        return False
+    if layer.index >= layer.n_layers:
+        return True
+    name = "indexer_types"
+    types = (
+        None
+        if name in reader.derived and not reader.states(name)
+        else listed(reader, name, layer.n_layers)
+    )
+    if types is None:
+        return _by_frequency(reader, layer)
+    reader.ignore("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
+    kind = types[layer.index]
+    if kind not in ("full", "shared"):
+        raise reader.wrong(name, f"{kind!r} is neither full nor shared")
+    return bool(kind == "full")
+
+
+def _by_frequency(reader: Reader, layer: Layer) -> bool:
+    """Every `index_topk_freq`-th layer chooses, counted from `index_skip_topk_offset`."""
+    if reader.model_type in ("hy_v4", "hy_v4_vl_text"):
+        return layer.index == 0 or (layer.index - 1) % 4 == 0
+    pattern = reader.get("index_topk_pattern")
+    if pattern is not None:
+        if not isinstance(pattern, str | list) or len(pattern) < layer.n_layers:
+            raise reader.wrong("index_topk_pattern", "needs a letter for each layer")
+        if (letter := pattern[layer.index]) not in ("F", "S", "full", "shared"):
+            raise reader.wrong("index_topk_pattern", f"{letter!r} is neither F nor S")
+        return letter in ("F", "full")
+    every = reader.optional_integer("index_topk_freq") or 1
+    offset = reader.optional_integer("index_skip_topk_offset", minimum=0)
+    return max(layer.index - (2 if offset is None else offset) + 1, 0) % every == 0
