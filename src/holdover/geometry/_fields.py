@@ -12,8 +12,6 @@ from typing import Any
 
 from holdover.errors import ConfigError, UnsupportedModelError
 from holdover.geometry.base import Activation
-from holdover.spec.layers import LayerSpec, Plane
-from holdover.spec.residency import Full, Residency, Window
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -115,15 +113,3 @@ def layer_kinds(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
             "supported: full_attention, sliding_attention"
         )
     return tuple(kinds)
-
-
-def layers_of(
-    kinds: tuple[str, ...], planes: tuple[Plane, ...], window_tokens: int | None, limit_tokens: int
-) -> tuple[LayerSpec, ...]:
-    """One LayerSpec per kind. A window as long as the longest context is no window."""
-    sliding: Residency = Full()
-    if window_tokens is not None and window_tokens < limit_tokens:
-        sliding = Window(window_tokens)
-    return tuple(
-        LayerSpec(planes, sliding if kind == "sliding_attention" else Full()) for kind in kinds
-    )

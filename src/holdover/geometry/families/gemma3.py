@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdover.errors import UnsupportedModelError
-from holdover.geometry._fields import Fields, layer_kinds, layers_of, read_heads
+from holdover.geometry._fields import Fields, layer_kinds, read_heads
+from holdover.geometry._layers import served_layers
 from holdover.geometry._rope import context_limit, read_rope
 from holdover.geometry.base import Geometry, Rope
-from holdover.spec.layers import attention_planes
 
 MODEL_TYPES = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -54,12 +54,11 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     kinds = layer_kinds(fields, n_layers) or _kinds_by_pattern(fields, n_layers)
     ropes = _ropes(fields, head_dim, context_tokens)
     limit_tokens = context_limit(ropes[0], context_tokens)
-    planes = attention_planes(kv_heads, head_dim)
     attention_bias = fields.flag("attention_bias")
     return Geometry(
         family="gemma3",
         architecture=MODEL_TYPES[model_type],
-        layers=layers_of(kinds, planes, fields.integer("sliding_window"), limit_tokens),
+        layers=served_layers({**config, "model_type": model_type}, limit_tokens),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),

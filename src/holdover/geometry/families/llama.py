@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdover.geometry._fields import Fields, layer_kinds, layers_of, read_heads
+from holdover.geometry._fields import Fields, layer_kinds, read_heads
+from holdover.geometry._layers import served_layers
 from holdover.geometry._rope import DEFAULT_THETA, context_limit, read_rope, scaling_parameters
 from holdover.geometry.base import Geometry
-from holdover.spec.layers import attention_planes
 
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -30,7 +30,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
 }
-_MISTRAL_WINDOW_TOKENS = 4096  # when the field is absent; null means no window
 
 
 def read(config: Mapping[str, Any], model_type: str) -> Geometry:
@@ -38,7 +37,7 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     query_heads, kv_heads, head_dim = read_heads(fields)
     context_tokens = fields.integer("max_position_embeddings")
     n_layers = fields.integer("num_hidden_layers")
-    kinds, window_tokens = _windows(fields, model_type, n_layers)
+    layer_kinds(fields, n_layers)  # refuses kinds that are not served
     rope = read_rope(
         scaling_parameters(fields),
         fields.number("rope_theta"),
@@ -51,7 +50,7 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     return Geometry(
         family="llama",
         architecture=MODEL_TYPES[model_type],
-        layers=layers_of(kinds, attention_planes(kv_heads, head_dim), window_tokens, limit_tokens),
+        layers=served_layers({**config, "model_type": model_type}, limit_tokens),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
@@ -87,24 +86,3 @@ def layer_tensors(geometry: Geometry) -> Mapping[str, tuple[int, ...]]:
 def resident_norm_elements(geometry: Geometry) -> tuple[int, int]:
     heads = (geometry.query_heads + geometry.kv_heads) * geometry.head_dim
     return 2 * geometry.hidden_size + (heads if geometry.qk_norm else 0), 0
-
-
-def _windows(fields: Fields, model_type: str, n_layers: int) -> tuple[tuple[str, ...], int | None]:
-    """Each layer's kind and the length of the window."""
-    kinds = layer_kinds(fields, n_layers)
-    if model_type == "mistral":
-        if "sliding_window" not in fields.values:
-            window: int | None = _MISTRAL_WINDOW_TOKENS
-        else:
-            window = fields.integer("sliding_window") if fields.has("sliding_window") else None
-        every = "full_attention" if window is None else "sliding_attention"
-        return kinds or (every,) * n_layers, window
-    if model_type == "llama" or not fields.flag("use_sliding_window"):
-        return ("full_attention",) * n_layers, None
-    first = fields.get("max_window_layers")
-    if not isinstance(first, int) or first < 0:
-        raise fields.wrong("max_window_layers", f"{first!r} is not a count of layers")
-    by_depth = tuple(
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(n_layers)
-    )
-    return kinds or by_depth, fields.integer("sliding_window")

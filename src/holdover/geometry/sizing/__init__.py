@@ -6,5 +6,6 @@ from holdover.geometry.sizing.base import (
     Parameters,
     read_memory,
 )
+from holdover.geometry.sizing.gguf import read_gguf_memory
 
-__all__ = ["Assumption", "ModelMemory", "Parameters", "read_memory"]
+__all__ = ["Assumption", "ModelMemory", "Parameters", "read_gguf_memory", "read_memory"]

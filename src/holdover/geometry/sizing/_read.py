@@ -29,7 +29,11 @@ def read(
 ) -> ModelMemory:
     if not isinstance(config, Mapping):
         raise ConfigError("config", "is not an object of fields")
-    reader = text_reader(config, assume)
+    return model_memory(text_reader(config, assume), config, mtp)
+
+
+def model_memory(reader: Reader, config: Mapping[str, Any], mtp: bool) -> ModelMemory:
+    """What `reader`'s text model remembers; `config` is the whole file."""
     if is_encoder_decoder(reader):
         n_layers, memories = decoder_memories(reader)
     else:

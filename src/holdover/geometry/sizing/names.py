@@ -48,7 +48,7 @@ KINDS = {
     "minimax_m3_sparse": "indexed",
     "compressed_sparse_attention": "compressed_sparse",
     "heavily_compressed_attention": "heavily_compressed",
-    "hybrid": "hybrid", "hybrid_sliding": "hybrid_sliding",
+    "parallel": "parallel", "hybrid": "hybrid", "hybrid_sliding": "hybrid_sliding",
     "cross_attention": "cross",
     "moe": "none", "mlp": "none", "-": "none", "E": "none", "no_op": "none", "none": "none",
 }  # fmt: skip

@@ -22,9 +22,9 @@ def claims(reader: Reader, layer: Layer) -> bool:
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     part = reader.part("sparse_attention_config") or reader
     reader.ignore("index_head_dim", "index_n_heads")
-    heads = part.integer("sparse_num_index_heads", "index_n_heads")
+    part.integer("sparse_num_index_heads", "index_n_heads")  # of queries: the key has one head
     dim = part.integer("sparse_index_dim", "index_head_dim")
     return (
         *attention.stores(reader, replace(layer, kind="full")),
-        index_keys("index", layer, dim, heads),
+        index_keys("index", layer, dim),
     )
