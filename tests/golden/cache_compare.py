@@ -1,0 +1,66 @@
+"""Bytes by layer and kind: those of a cache object's tensors, and those that the planner says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from holdover.codecs.base import uniform
+from holdover.spec.memory import Kind, MemorySpec, layout_of
+from holdover.spec.residency import Chunk, Window
+
+from .cache_walk import tensors_in
+
+Bytes = dict[tuple[int, str], int]
+"""(layer, kind) -> bytes; a tensor of no known kind is under its own path, and so never equal."""
+
+_KINDS = (
+    (re.compile(r"cross_attention_cache\.layers\[\d+\]\.(keys|values)$"), Kind.CROSS),
+    (re.compile(r"layers\[\d+\]\.(keys|values)$"), Kind.ATTENTION),
+    (re.compile(r"\.(conv_states|recurrent_states)\[\d+\]$"), Kind.STATE),
+    (re.compile(r"\.indexer_keys$"), Kind.INDEXER),
+)
+_BOOKKEEPING = re.compile(r"\._sliding_window_tensor$|\.cumulative_length$")
+
+
+def cached_bytes(cache: Any) -> Bytes:
+    found: Counter[tuple[int, str]] = Counter()
+    for path, tensor in tensors_in(cache):
+        if not _BOOKKEEPING.search(path):
+            layer, kind = _place(path)
+            found[layer, kind] += tensor.numel() * tensor.element_size()
+    return dict(found)
+
+
+def _place(path: str) -> tuple[int, str]:
+    numbers = re.findall(r"layers\[(\d+)\]", path)
+    kind = next((str(kind) for rule, kind in _KINDS if rule.search(path)), path)
+    return int(numbers[0]) if numbers else -1, kind
+
+
+def planned_bytes(memories: Iterable[MemorySpec], n_tokens: int) -> Bytes:
+    """What is stored after `n_tokens` with nothing quantised and everything in fp32.
+
+    A full window or chunk counts one row less than the planner's: between two steps the next
+    token's own row is not there yet, and that is when a cache is looked at.
+    """
+    found: Counter[tuple[int, str]] = Counter()
+    for memory in memories:
+        rows = memory.rows(n_tokens)
+        if rows == _window_tokens(memory):
+            rows -= 1
+        layout = layout_of(memory, uniform("fp32"))
+        each, rest = divmod(layout.logical_bytes(rows), len(memory.layers))
+        assert not rest, "layers of one group store alike"
+        for layer in memory.layers:
+            found[layer, str(memory.kind)] += each
+    return {key: n for key, n in found.items() if n}
+
+
+def _window_tokens(memory: MemorySpec) -> int | None:
+    match memory.residency:
+        case Window(window_tokens=n) | Chunk(chunk_tokens=n):
+            return n
+    return None

@@ -1,0 +1,121 @@
+"""Small random models of every architecture in transformers, and the cache that each fills.
+
+`stated` gives the fields of a small config by one rule for all config classes: widths, heads,
+layers, experts and vocabularies shrink by name; whatever a class needs beyond it is in `OWN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    MODEL_MAPPING,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+from .tiny_fields import OWN, SMALL, VARIANTS
+
+PROMPT_TOKENS = 20
+NEW_TOKENS = 4
+ENCODER_TOKENS = 11
+CODED = "+"  # "qwen2+window" is the type qwen2 with the fields of the variant
+
+
+def stated(name: str) -> dict[str, Any]:
+    """The fields that a small config.json of this type, or variant of a type, would state."""
+    model_type = name.split(CODED)[0]
+    return {"model_type": model_type, **_small(model_type), **VARIANTS.get(name, {})}
+
+
+def _small(model_type: str) -> dict[str, Any]:
+    own = OWN.get(model_type, {})
+    usual = CONFIG_MAPPING[model_type](**{k: v for k, v in own.items() if k in _NEEDED})
+    fields: dict[str, Any] = {}
+    for name, value in usual.to_dict().items():
+        if name in TEXT_PARTS and isinstance(value, Mapping) and value.get("model_type"):
+            inner = value["model_type"]
+            fields[name] = {"model_type": inner, **_small(inner)}
+        elif name in SMALL and _is_count(value):
+            fields[name] = SMALL[name]
+    for name, value in own.items():
+        if isinstance(value, Mapping) and isinstance(fields.get(name), Mapping):
+            value = {**fields[name], **value}
+        fields[name] = value
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+_NEEDED = ("encoder", "decoder")
+TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config", "decoder", "decoder_config")
+
+
+
+def tiny_config(name: str) -> Any:
+    fields = stated(name)
+    return CONFIG_MAPPING[fields.pop("model_type")](**fields)
+
+
+def model_class(config: Any, text: Any) -> Any:
+    """The class that generates text from this config: a text model where it has one apart."""
+    if config.is_encoder_decoder:
+        mappings = (
+            MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+            MODEL_FOR_MULTIMODAL_LM_MAPPING,
+        )  # fmt: skip
+    else:
+        mappings = (MODEL_FOR_CAUSAL_LM_MAPPING,)
+    for mapping in (*mappings, MODEL_MAPPING):
+        for one in (text, config):
+            if type(one) in mapping:
+                found = mapping[type(one)]
+                return found[0] if isinstance(found, tuple) else found
+    raise LookupError(f"no auto class for {config.model_type}")
+
+
+def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, int]:
+    """(the cache after a prompt and a few steps, tokens in it)"""
+    torch.manual_seed(0)
+    text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+    model = model_class(config, text)(text).eval()
+    prompt = torch.randint(3, 90, (1, prompt_tokens))
+    if config.is_encoder_decoder:
+        width = text.hidden_size
+        prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
+        given = {
+            "encoder_outputs": BaseModelOutput(torch.randn(1, ENCODER_TOKENS, width)),
+            "decoder_input_ids": prompt,
+        }
+    else:
+        given = {"input_ids": prompt}
+    with torch.no_grad():
+        if hasattr(model, "generate"):
+            out = model.generate(
+                **given, do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS,
+                return_dict_in_generate=True, use_cache=True,
+            )
+            return cache_in(out), prompt_tokens + NEW_TOKENS - 1
+        cache = cache_in(model(**given, use_cache=True))
+        for _ in range(NEW_TOKENS - 1):
+            token = torch.randint(3, 90, (1, 1))
+            cache = cache_in(model(input_ids=token, past_key_values=cache, use_cache=True))
+    return cache, prompt_tokens + NEW_TOKENS - 1
+
+
+_CACHES = ("past_key_values", "cache_params", "cache", "state", "mems", "past_buckets_states")
+
+
+def cache_in(output: Any) -> Any:
+    for name in _CACHES:
+        if (cache := getattr(output, name, None)) is not None:
+            return cache
+    raise LookupError(f"no cache among {list(output)}")
