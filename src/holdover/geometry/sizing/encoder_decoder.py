@@ -21,6 +21,9 @@ _USUAL_TOKENS = 512  # T5's training length, where nothing says how long an inpu
 
 
 def is_encoder_decoder(reader: Reader) -> bool:
+    if reader.get("is_encoder_decoder") is None and reader.defaults.get("is_encoder_decoder"):
+        reader.note("is_encoder_decoder", True, f"class default of {reader.model_type}")
+        return True
     return reader.flag("is_encoder_decoder")
 
 

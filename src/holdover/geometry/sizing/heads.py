@@ -56,8 +56,13 @@ def _global_setting(reader: Reader) -> Mapping[str, Any]:
     if (dim := reader.optional_integer("global_head_dim")) is not None:
         found["head_dim"] = dim
     heads = reader.optional_integer("num_global_key_value_heads")
-    if heads is not None and reader.flag("attention_k_eq_v"):
-        found["num_key_value_heads"] = heads
+    if reader.flag("attention_k_eq_v"):
+        if heads is None:
+            reader.note("num_global_key_value_heads", "as num_key_value_heads", "not stated")
+        else:
+            found["num_key_value_heads"] = heads
+    elif heads is not None and not reader.states("attention_k_eq_v"):
+        reader.note("attention_k_eq_v", False, "not stated: the global heads do not count")
     return found
 
 
@@ -107,6 +112,9 @@ def _kv_heads(reader: Reader, layer: Layer, sliding: bool, query_heads: int) -> 
     for rule in (_falcon, _multi_query, _chatglm):
         if (found := rule(reader, query_heads)) is not None:
             return found
+    own = names.SLIDING[names.KV_HEADS]
+    if sliding and reader.states(*names.SLIDING[names.QUERY_HEADS]) and not reader.states(*own):
+        raise reader.missing(*own)
     stated = _number(reader, layer, names.KV_HEADS, sliding)
     if stated is None:
         if not any(name in reader.values for name in names.KV_HEADS):
@@ -134,7 +142,9 @@ def _multi_query(reader: Reader, query_heads: int) -> int | None:
 
 def _chatglm(reader: Reader, query_heads: int) -> int | None:
     """`multi_query_group_num` counts where `multi_query_attention` is on."""
-    if reader.get("multi_query_attention") is None or reader.flag("multi_query_attention"):
+    if reader.get("multi_query_attention") is None:
         return None
+    if reader.flag("multi_query_attention"):
+        return reader.integer("multi_query_group_num")
     reader.ignore("multi_query_group_num")
     return query_heads

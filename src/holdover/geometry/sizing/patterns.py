@@ -33,7 +33,22 @@ def read_kinds(reader: Reader, n_layers: int) -> Kinds:
             raise reader.wrong(STATED[read][0], "says other kinds of layers than layer_types")
         chosen = chosen or kinds
     chosen = chosen or _class_rule(reader, n_layers)
-    return chosen or ("sliding" if slides(reader) else "full",) * n_layers
+    return chosen or (_same_everywhere(reader),) * n_layers
+
+
+def _same_everywhere(reader: Reader) -> str:
+    """All layers are alike; only a class that is known to slide everywhere does."""
+    if not slides(reader):
+        return "full"
+    stated = next((name for name in names.WINDOW if reader.states(name)), names.WINDOW[0])
+    if not any(name in reader.defaults for name in names.WINDOW):
+        raise reader.wrong(
+            stated,
+            f"is there, and which layers of {reader.model_type or 'this model'} slide is "
+            "not known. Give them with --assume layer_types='[\"full_attention\", ...]', or say "
+            f"--assume {stated}=null",
+        )
+    return "sliding"
 
 
 def layer_count(reader: Reader) -> int:
@@ -53,7 +68,11 @@ def slides(reader: Reader) -> bool:
     if reader.get("use_sliding_window") is False:
         reader.ignore(*names.WINDOW, "max_window_layers")
         return False
-    return reader.get(*names.WINDOW) is not None
+    window = reader.get(*names.WINDOW)
+    silent = not any(name in reader.values for name in names.WINDOW)
+    if window is None and silent and "sliding_window" in reader.defaults:
+        reader.note("sliding_window", "none", f"class default of {reader.model_type}")
+    return window is not None
 
 
 def listed(reader: Reader, name: str, n_layers: int, at_least: bool = True) -> list[Any] | None:
@@ -202,6 +221,8 @@ def _sparse_frequency(reader: Reader, n_layers: int) -> Kinds | None:
     codes = listed(part, "sparse_attention_freq", n_layers)
     if codes is None:
         raise part.missing("sparse_attention_freq")
+    if not all(isinstance(code, int) and code in (0, 1) for code in codes):
+        raise part.wrong("sparse_attention_freq", "must be a list of 0 and 1")
     return tuple("indexed" if code else "full" for code in codes)
 
 
@@ -290,6 +311,11 @@ def _qwen2_moe(reader: Reader, n_layers: int) -> Kinds:
         return ("full",) * n_layers
     stop = reader.integer("max_window_layers", minimum=0)
     return tuple("sliding" if (i + 1) % 2 and i < stop else "full" for i in range(n_layers))
+
+
+def _no_rule(reader: Reader, n_layers: int) -> Kinds:
+    """Which layers attend to an image differs between sizes."""
+    raise reader.missing("cross_attention_layers")
 
 
 def _chunked(reader: Reader, n_layers: int) -> Kinds:
@@ -399,6 +425,7 @@ CLASS_RULES: dict[str, PatternReader] = {
     "qwen2_moe": _qwen2_moe,
     "llama4_text": _chunked,
     "smollm3": _no_rope_slides,
+    "mllama_text_model": _no_rule,
     "zamba": _zamba,
     "zamba2": _zamba2,
     "deepseek_v4": _compressed,

@@ -53,7 +53,8 @@ class Reader:
         for name in names:
             if self.defaults.get(name) is not None:
                 value = self.defaults[name]
-                self.note(name, value, f"class default of {self.model_type}")
+                if value is not False:
+                    self.note(name, value, f"class default of {self.model_type}")
                 return value
         return None
 

@@ -21,7 +21,7 @@ def text_reader(config: Mapping[str, Any], assume: Mapping[str, str]) -> Reader:
     while (found := _text_part(values, where)) is not None:
         name, part = found
         parts = _parts(model_type)
-        stated = part.get("model_type")
+        stated = _type_of(part, f"{where}{name}.")
         model_type = str(stated or parts.get(name, {}).get("model_type") or model_type)
         beside = {k: v for k, v in parts.get(name, {}).items() if k != "model_type"}
         values, where = {**beside, **part}, f"{where}{name}."

@@ -87,8 +87,9 @@ def stated_dtype(reader: Reader, *names: str) -> DType | None:
     """The element type that a config gives to its states, or None."""
     value = reader.get(*names)
     if value is None:
+        reader.note(names[0], "as the cache, or bf16", "not stated; some engines hold fp32")
         return None
-    if value not in _DTYPES:
+    if not isinstance(value, str) or value not in _DTYPES:
         raise reader.wrong(names[0], f"{value!r} is not one of {', '.join(_DTYPES)}")
     return _DTYPES[value]
 

@@ -12,7 +12,7 @@ RANK = 10
 
 
 def claims(reader: Reader, layer: Layer) -> bool:
-    return reader.states("conv_window")
+    return reader.states("conv_window") or reader.model_type == "baichuan_m1"
 
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:

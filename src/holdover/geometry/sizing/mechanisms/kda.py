@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdover.geometry.sizing.mechanisms.base import Layer, state
+from holdover.geometry.sizing.mechanisms.base import Layer, state, stated_dtype
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.memory import MemorySpec
 
@@ -23,6 +23,6 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
         "short_conv_kernel_size" if part is not reader else "linear_conv_kernel_dim", minimum=2
     )
     return (
-        state("kda", layer, heads, dim * dim),
+        state("kda", layer, heads, dim * dim, stated_dtype(reader, "mamba_ssm_dtype")),
         state("kda convolutions", layer, 3 * heads * dim, kernel - 1),
     )

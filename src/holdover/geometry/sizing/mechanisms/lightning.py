@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdover.geometry.sizing import names
 from holdover.geometry.sizing.heads import attention_planes_of
-from holdover.geometry.sizing.mechanisms.base import Layer, state
+from holdover.geometry.sizing.mechanisms.base import Layer, state, stated_dtype
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.memory import MemorySpec
 
@@ -21,4 +21,4 @@ def claims(reader: Reader, layer: Layer) -> bool:
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     heads = reader.integer(*names.QUERY_HEADS)
     dim = attention_planes_of(reader, layer, sliding=False)[0].dim
-    return (state("lightning", layer, heads, dim * dim),)
+    return (state("lightning", layer, heads, dim * dim, stated_dtype(reader, "mamba_ssm_dtype")),)

@@ -19,7 +19,7 @@ RANK = 10
 
 
 def claims(reader: Reader, layer: Layer) -> bool:
-    return reader.knows("kv_lora_rank")
+    return reader.knows("kv_lora_rank") or reader.knows("qk_nope_head_dim", "qk_rope_head_dim")
 
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
@@ -39,7 +39,11 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
 
 
 def _has_own_indexer(reader: Reader, layer: Layer) -> bool:
-    if layer.kind == "sliding" or not reader.knows("index_head_dim"):
+    if layer.kind == "sliding":
+        return False
+    if not reader.knows("index_head_dim"):
+        if layer.kind == "indexed":
+            raise reader.missing("index_head_dim")
         return False
     if layer.index >= layer.n_layers:
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdover.geometry.sizing import names
-from holdover.geometry.sizing.mechanisms.base import Layer, exact, state
+from holdover.geometry.sizing.mechanisms.base import Layer, exact, state, stated_dtype
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.memory import MemorySpec
 
@@ -17,16 +17,17 @@ def claims(reader: Reader, layer: Layer) -> bool:
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     hidden = reader.integer(*names.HIDDEN)
+    dtype = stated_dtype(reader, "mamba_ssm_dtype")
     if reader.model_type == "rwkv":  # version 4: numerator, denominator and maximum per channel
         width = reader.optional_integer("attention_hidden_size") or hidden
         return (
-            state("rwkv", layer, width, 3),
+            state("rwkv", layer, width, 3, dtype),
             state("rwkv shift", layer, hidden, 2),
         )
     dim = reader.integer("head_size", "head_dim")
     width = reader.optional_integer("attention_hidden_size", "dim_att") or hidden
     heads = exact(reader, "head_size", width, dim)
     return (
-        state("rwkv", layer, heads, dim * dim),
+        state("rwkv", layer, heads, dim * dim, dtype),
         state("rwkv shift", layer, hidden, 2),
     )

@@ -1,0 +1,124 @@
+"""A damaged config is refused by a field's name, or what it was taken for is listed; never silent.
+
+Every field that sizing reads of every kind of published model is removed, set to null, negated,
+made huge and given the wrong type.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdover.codecs.base import uniform
+from holdover.errors import ConfigError
+from holdover.geometry.sizing import ModelMemory, read_memory
+from holdover.spec.memory import bytes_by_kind
+
+MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text())
+BF16 = uniform("bf16")
+
+# Names of the model, which no byte depends on, and its longest context.
+_FREE = {"architectures", "max_position_embeddings", "n_positions", "seq_length", "max_seq_len",
+         "n_ctx", "max_target_positions"}  # fmt: skip
+
+
+def one_of_each_kind() -> list[dict[str, Any]]:
+    by_type = {_type_of(model["config"]): model for model in MODELS}
+    return list(by_type.values())
+
+
+def _type_of(config: Mapping[str, Any]) -> str:
+    text = config.get("text_config")
+    return f"{config.get('model_type')} {text.get('model_type') if text else ''}"
+
+
+def fields(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from fields(value, (*path, name))
+        if name not in _FREE:
+            yield (*path, name)
+
+
+def replaced(config: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A copy with another value at `path`, or without it where that is Ellipsis."""
+    broken = copy.deepcopy(dict(config))
+    part = broken
+    for name in path[:-1]:
+        part = part[name]
+    if value is ...:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    return broken
+
+
+def sized(config: Mapping[str, Any]) -> ModelMemory | None:
+    try:
+        return read_memory(config)
+    except ConfigError as error:
+        if not error.field:
+            raise
+        return None
+
+
+def totals(memory: ModelMemory) -> list[dict[Any, int]]:
+    return [bytes_by_kind(memory.memories, n, BF16) for n in (100, 32768, 200_000)]
+
+
+@pytest.mark.parametrize("model", one_of_each_kind(), ids=lambda m: str(m["model"]))
+def test_a_field_that_is_missing_or_null_is_refused_or_listed(model: dict[str, Any]) -> None:
+    config = model["config"]
+    whole = read_memory(config)
+    for path in fields(config):
+        for value in (..., None):
+            memory = sized(replaced(config, path, value))
+            if memory is None or totals(memory) == totals(whole):
+                continue
+            new = set(memory.assumptions) - set(whole.assumptions)
+            null_means_none = value is None and _null_is_a_value(path[-1])
+            assert new or null_means_none, f"{path} {value} gave another number silently"
+
+
+@pytest.mark.parametrize("model", one_of_each_kind(), ids=lambda m: str(m["model"]))
+def test_a_field_with_an_impossible_value_is_refused(model: dict[str, Any]) -> None:
+    config = model["config"]
+    whole = totals(read_memory(config))
+    for path in fields(config):
+        value = config
+        for name in path:
+            value = value[name]
+        for wrong in _impossible(value):
+            memory = sized(replaced(config, path, wrong))
+            assert memory is None or totals(memory) == whole, f"{path} = {wrong!r:.60}"
+
+
+def _impossible(value: Any) -> Iterator[Any]:
+    if not isinstance(value, Mapping):
+        yield {"of": "another type"}
+    if isinstance(value, bool):
+        yield from ("yes", 7, [True])
+    elif isinstance(value, int):
+        yield from (-value - 1, 10**15, 0.5, str(value), [value], True)
+    elif isinstance(value, list):
+        yield from ([*value, "no such kind"] * 2, -3)
+        if isinstance(value[0], str) and len(value) > 3:
+            yield value[:-1]
+        if value and isinstance(value[0], int):
+            yield [-1 - n if isinstance(n, int) else n for n in value]
+    elif isinstance(value, str):
+        yield from (5, [value])
+
+
+def _null_is_a_value(name: str) -> bool:
+    """Fields for which null is a published way of saying "not used"."""
+    return "window" in name or "chunk" in name or name in (
+        "num_key_value_heads", "head_dim", "num_kv_shared_layers", "global_head_dim", "conv_window",
+        "attention_other_setting", "swa_head_dim", "swa_num_key_value_heads", "layer_types",
+        "num_global_key_value_heads", "n_head_kv", "attention_k_eq_v", "use_sliding_window",
+    )  # fmt: skip
