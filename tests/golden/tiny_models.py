@@ -82,14 +82,19 @@ def model_class(config: Any, text: Any) -> Any:
     raise LookupError(f"no auto class for {config.model_type}")
 
 
+def text_of(config: Any) -> Any:
+    """The config of the part that generates text."""
+    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+
+
 def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, int]:
     """(the cache after a prompt and a few steps, tokens in it)"""
     torch.manual_seed(0)
-    text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+    text = text_of(config)
     model = model_class(config, text)(text).eval()
     prompt = torch.randint(3, 90, (1, prompt_tokens))
     if config.is_encoder_decoder:
-        width = text.hidden_size
+        width = 64
         prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
         given = {
             "encoder_outputs": BaseModelOutput(torch.randn(1, ENCODER_TOKENS, width)),
@@ -101,7 +106,7 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
         if hasattr(model, "generate"):
             out = model.generate(
                 **given, do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS,
-                return_dict_in_generate=True, use_cache=True,
+                return_dict_in_generate=True, use_cache=True, num_beams=1,
             )
             return cache_in(out), prompt_tokens + NEW_TOKENS - 1
         cache = cache_in(model(**given, use_cache=True))

@@ -33,6 +33,8 @@ def read_kinds(reader: Reader, n_layers: int) -> Kinds:
             raise reader.wrong(STATED[read][0], "says other kinds of layers than layer_types")
         chosen = chosen or kinds
     chosen = chosen or _class_rule(reader, n_layers)
+    if chosen is not None:
+        _ignore_other_kinds(reader, chosen)
     return chosen or (_same_everywhere(reader),) * n_layers
 
 
@@ -49,6 +51,16 @@ def _same_everywhere(reader: Reader) -> str:
             f"--assume {stated}=null",
         )
     return "sliding"
+
+
+def _ignore_other_kinds(reader: Reader, kinds: Kinds) -> None:
+    """A window without a layer that slides decides nothing, and so on."""
+    if not any("sliding" in kind or "compressed" in kind for kind in kinds):
+        reader.ignore(*names.WINDOW, "sliding_window_pattern", "local_attention")
+    if "conv" not in kinds:
+        reader.ignore("conv_L_cache")
+    if "indexed" not in kinds and not reader.knows("kv_lora_rank"):
+        reader.ignore("index_head_dim", "index_block_size", "index_local_blocks")
 
 
 def layer_count(reader: Reader) -> int:
