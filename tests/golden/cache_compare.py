@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdover.codecs.base import uniform
 from holdover.spec.memory import Kind, MemorySpec, layout_of
-from holdover.spec.residency import Chunk, Window
+from holdover.spec.residency import Chunk, Window, live_tokens
 
 from .cache_walk import tensors_in
 
@@ -20,22 +20,38 @@ _KINDS = (
     (re.compile(r"cross_attention_cache\.layers\[\d+\]\.(keys|values)$"), Kind.CROSS),
     (re.compile(r"layers\[\d+\]\.(keys|values)$"), Kind.ATTENTION),
     (re.compile(r"\.(conv_states|recurrent_states)\[\d+\]$"), Kind.STATE),
-    (re.compile(r"\.indexer_keys$"), Kind.INDEXER),
+    (re.compile(r"\.(indexer_keys|idx_keys)$|\.compressed_kv\['indexer'\]$"), Kind.INDEXER),
+    (re.compile(r"\.compressed_kv\['compressor'\]$"), Kind.ATTENTION),
+    (re.compile(r"\.(buffer|overlap)_(kv|gate)\['\w+'\]$"), Kind.STATE),
+    (re.compile(r"\.linear_cache\[\d+\]$|\.rnn_state\[\d+\]\[\d\]$"), Kind.STATE),
+    (re.compile(r"^\[\d+\]$|\.states_cache\[\d+\]$"), Kind.ATTENTION),
 )
-_BOOKKEEPING = re.compile(r"\._sliding_window_tensor$|\.cumulative_length$")
+_LAYER = re.compile(r"(?:layers|linear_cache|rnn_state|states_cache|^)\[(\d+)\]")
+_BOOKKEEPING = re.compile(r"\._sliding_window_tensor$|\.cumulative_length$|\.seqlen_offset$")
 
 
 def cached_bytes(cache: Any) -> Bytes:
     found: Counter[tuple[int, str]] = Counter()
+    if isinstance(cache, list):  # RWKV: five tensors, the last dimension of each being layers
+        for state in cache:
+            for layer in range(state.shape[-1]):
+                found[layer, str(Kind.STATE)] += state[..., layer].numel() * state.element_size()
+        return dict(found)
     for path, tensor in tensors_in(cache):
         if not _BOOKKEEPING.search(path):
             layer, kind = _place(path)
             found[layer, kind] += tensor.numel() * tensor.element_size()
-    return dict(found)
+    return _ranked(found)
+
+
+def _ranked(found: Mapping[tuple[int, str], int]) -> Bytes:
+    """With layers numbered in order, so that those which store nothing may be counted or not."""
+    order = {layer: i for i, layer in enumerate(sorted({layer for layer, _ in found}))}
+    return {(order[layer], kind): n for (layer, kind), n in found.items() if n}
 
 
 def _place(path: str) -> tuple[int, str]:
-    numbers = re.findall(r"layers\[(\d+)\]", path)
+    numbers = _LAYER.findall(path)
     kind = next((str(kind) for rule, kind in _KINDS if rule.search(path)), path)
     return int(numbers[0]) if numbers else -1, kind
 
@@ -49,14 +65,16 @@ def planned_bytes(memories: Iterable[MemorySpec], n_tokens: int) -> Bytes:
     found: Counter[tuple[int, str]] = Counter()
     for memory in memories:
         rows = memory.rows(n_tokens)
-        if rows == _window_tokens(memory):
+        if memory.kind is Kind.STATE and isinstance(memory.residency, Chunk):
+            rows = live_tokens(memory.residency, n_tokens)
+        elif rows == _window_tokens(memory):
             rows -= 1
         layout = layout_of(memory, uniform("fp32"))
         each, rest = divmod(layout.logical_bytes(rows), len(memory.layers))
         assert not rest, "layers of one group store alike"
         for layer in memory.layers:
             found[layer, str(memory.kind)] += each
-    return {key: n for key, n in found.items() if n}
+    return _ranked(found)
 
 
 def _window_tokens(memory: MemorySpec) -> int | None:

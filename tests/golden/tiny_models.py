@@ -6,7 +6,9 @@ layers, experts and vocabularies shrink by name; whatever a class needs beyond i
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from transformers import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
-    MODEL_MAPPING,
+    PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -56,8 +58,14 @@ def _is_count(value: Any) -> bool:
 
 
 _NEEDED = ("encoder", "decoder")
-TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config", "decoder", "decoder_config")
-
+TEXT_PARTS = (
+    "text_config",
+    "language_config",
+    "llm_config",
+    "thinker_config",
+    "decoder",
+    "decoder_config",
+)
 
 
 def tiny_config(name: str) -> Any:
@@ -66,20 +74,31 @@ def tiny_config(name: str) -> Any:
 
 
 def model_class(config: Any, text: Any) -> Any:
-    """The class that generates text from this config: a text model where it has one apart."""
+    """The class that generates text from `text`: for causal models where there is one."""
     if config.is_encoder_decoder:
         mappings = (
             MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
             MODEL_FOR_MULTIMODAL_LM_MAPPING,
         )  # fmt: skip
-    else:
-        mappings = (MODEL_FOR_CAUSAL_LM_MAPPING,)
-    for mapping in (*mappings, MODEL_MAPPING):
-        for one in (text, config):
-            if type(one) in mapping:
-                found = mapping[type(one)]
-                return found[0] if isinstance(found, tuple) else found
-    raise LookupError(f"no auto class for {config.model_type}")
+        return next(mapping[type(config)] for mapping in mappings if type(config) in mapping)
+    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+    return _class_in_its_module(text)
+
+
+def _class_in_its_module(text: Any) -> Any:
+    """A text part that no auto class knows: the class of its module that is made from it."""
+    module = importlib.import_module(type(text).__module__.replace(".configuration_", ".modeling_"))
+    made = [
+        c for c in vars(module).values()
+        if isinstance(c, type) and issubclass(c, PreTrainedModel)
+        and c.__module__ == module.__name__ and c.config_class is type(text)
+    ]  # fmt: skip
+    for ending in ("ForCausalLM", "LMHeadModel", "TextModel", "Model"):
+        for c in made:
+            if c.__name__.endswith(ending) and not c.__name__.endswith("PreTrainedModel"):
+                return c
+    raise LookupError(f"no class for {text.model_type}")
 
 
 def text_of(config: Any) -> Any:
@@ -97,7 +116,7 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
         width = 64
         prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
         given = {
-            "encoder_outputs": BaseModelOutput(torch.randn(1, ENCODER_TOKENS, width)),
+            "encoder_outputs": EncoderOutput(torch.randn(1, ENCODER_TOKENS, width)),
             "decoder_input_ids": prompt,
         }
     else:
@@ -105,8 +124,13 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
     with torch.no_grad():
         if hasattr(model, "generate"):
             out = model.generate(
-                **given, do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS,
-                return_dict_in_generate=True, use_cache=True, num_beams=1,
+                **given,
+                do_sample=False,
+                min_new_tokens=NEW_TOKENS,
+                max_new_tokens=NEW_TOKENS,
+                return_dict_in_generate=True,
+                use_cache=True,
+                num_beams=1,
             )
             return cache_in(out), prompt_tokens + NEW_TOKENS - 1
         cache = cache_in(model(**given, use_cache=True))
@@ -114,6 +138,15 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
             token = torch.randint(3, 90, (1, 1))
             cache = cache_in(model(input_ids=token, past_key_values=cache, use_cache=True))
     return cache, prompt_tokens + NEW_TOKENS - 1
+
+
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """With the fields that the outputs of single classes have beyond it."""
+
+    router_logits: Any = None
+    attention_mask: Any = None
+    input_features: Any = None
 
 
 _CACHES = ("past_key_values", "cache_params", "cache", "state", "mems", "past_buckets_states")

@@ -11,6 +11,7 @@ from holdover.geometry.sizing import names
 from holdover.geometry.sizing.audit import refuse_declared, refuse_unread
 from holdover.geometry.sizing.base import ModelMemory
 from holdover.geometry.sizing.encoder_decoder import decoder_memories, is_encoder_decoder
+from holdover.geometry.sizing.loops import passes
 from holdover.geometry.sizing.mechanisms.base import Layer, mechanisms, stores_of
 from holdover.geometry.sizing.mtp import mtp_layers
 from holdover.geometry.sizing.patterns import layer_count, read_kinds
@@ -61,10 +62,11 @@ def model_memory(reader: Reader, config: Mapping[str, Any], mtp: bool) -> ModelM
 def _stores(reader: Reader, n_layers: int, mtp: bool) -> Iterable[MemorySpec]:
     found = mechanisms()
     own = storing_layers(reader, n_layers)
-    for index, kind in enumerate(read_kinds(reader, n_layers)):
-        for memory in stores_of(found, reader, Layer(index, n_layers, kind)):
+    kinds = read_kinds(reader, n_layers)
+    for number, index in enumerate(passes(reader, n_layers)):
+        for memory in stores_of(found, reader, Layer(index, n_layers, kinds[index])):
             if index in own or memory.kind is not Kind.ATTENTION:
-                yield memory
+                yield replace(memory, layers=(number,))
     for layer in mtp_layers(reader, n_layers, mtp):
         for memory in stores_of(found, reader, layer):
             yield replace(memory, label=f"{memory.label} (mtp)")

@@ -41,6 +41,20 @@ _HARMLESS = re.compile(
     r"use_shared_attention_adapter|max_inference_chunksize|chunkwise|inference_state_dtype|"
     r"return_last_states|sequence_kernel|attention_other_setting_none|head_dim_none"
 )
+# Looks like it elsewhere, but not in these types: masks, encoders, what is computed and not kept.
+_HARMLESS_IN = {
+    "big_bird": ("attention_type",),
+    "bigbird_pegasus": ("attention_type",),
+    "hy_v4": ("learnable_sink_init",),
+    "hy_v4_vl_text": ("learnable_sink_init",),
+    "led": ("attention_window",),
+    "longt5": ("local_radius", "encoder_attention_type", "global_block_size"),
+    "pegasus_x": ("num_global_tokens", "stagger_local_blocks", "block_size"),
+    "seamless_m4t": ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups",
+                     "conv_depthwise_kernel_size"),
+    "seamless_m4t_v2": ("conv_depthwise_kernel_size",),
+    "xlnet": ("attn_type",),
+}  # fmt: skip
 _OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 
 
@@ -49,7 +63,7 @@ def refuse_unread(reader: Reader) -> None:
     for name, value in reader.values.items():
         if reader.where + name in reader.used or name in reader.assume:
             continue
-        if _matters(name, value):
+        if _matters(name, value) and name not in _HARMLESS_IN.get(reader.model_type, ()):
             raise reader.wrong(
                 name,
                 "may change what the model remembers, and is not understood. "
@@ -61,6 +75,7 @@ def refuse_declared(reader: Reader) -> None:
     """The same for fields that the class has but the file does not state."""
     for name, value in reader.defaults.items():
         read = reader.where + name in reader.used or name in reader.values
+        read = read or name in _HARMLESS_IN.get(reader.model_type, ())
         if not read and name not in reader.assume and _matters(name, value):
             raise reader.wrong(
                 name,

@@ -109,10 +109,14 @@ def _number(reader: Reader, layer: Layer, aliases: tuple[str, ...], sliding: boo
 
 
 def _kv_heads(reader: Reader, layer: Layer, sliding: bool, query_heads: int) -> int:
+    own = names.SLIDING[names.KV_HEADS]
+    if sliding and reader.model_type == "mimo_v2_flash" and not reader.states(*own):
+        full = reader.integer(*names.KV_HEADS)
+        reader.note(own[0], 2 * full, "class rule: twice num_key_value_heads")
+        return 2 * full
     for rule in (_falcon, _multi_query, _chatglm):
         if (found := rule(reader, query_heads)) is not None:
             return found
-    own = names.SLIDING[names.KV_HEADS]
     if sliding and reader.states(*names.SLIDING[names.QUERY_HEADS]) and not reader.states(*own):
         raise reader.missing(*own)
     stated = _number(reader, layer, names.KV_HEADS, sliding)
@@ -137,6 +141,7 @@ def _multi_query(reader: Reader, query_heads: int) -> int | None:
     """GPT-BigCode: one KV head, or as many as query heads."""
     if reader.get("multi_query") is None:
         return None
+    reader.ignore(*names.KV_HEADS)
     return 1 if reader.flag("multi_query") else query_heads
 
 

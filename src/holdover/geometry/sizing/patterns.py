@@ -57,6 +57,7 @@ def _ignore_other_kinds(reader: Reader, kinds: Kinds) -> None:
     """A window without a layer that slides decides nothing, and so on."""
     if not any("sliding" in kind or "compressed" in kind for kind in kinds):
         reader.ignore(*names.WINDOW, "sliding_window_pattern", "local_attention")
+    reader.ignore("prefix_dense_sliding_window_pattern")
     if "conv" not in kinds:
         reader.ignore("conv_L_cache")
     if "indexed" not in kinds and not reader.knows("kv_lora_rank"):
@@ -240,6 +241,8 @@ def _sparse_frequency(reader: Reader, n_layers: int) -> Kinds | None:
 
 def _every_nth(reader: Reader, n_layers: int) -> Kinds | None:
     """A number n, every n-th layer being full, or letters that repeat ("LLLG")."""
+    if reader.model_type == "cohere_compass_text":
+        return None  # its class has the field, and has made all layers full before it reads it
     for fields, other in EVERY_NTH:
         value = reader.get(*fields)
         if value is None:
@@ -250,6 +253,8 @@ def _every_nth(reader: Reader, n_layers: int) -> Kinds | None:
             kinds = [kind_of(reader, fields[0], letter) for letter in value]
             return tuple(kinds[i % len(kinds)] for i in range(n_layers))
         n = reader.as_integer(value, fields[0])
+        if reader.model_type == "cohere2_moe":
+            return _dense_first(reader, n, n_layers)
         if reader.model_type in FIRST_OF_PERIOD:
             return tuple("full" if i % n == 0 else other for i in range(n_layers))
         kinds = ["full" if (i + 1) % n == 0 else other for i in range(n_layers)]
@@ -371,6 +376,22 @@ def _zamba2(reader: Reader, n_layers: int) -> Kinds:
     return tuple("hybrid" if i in found else "linear" for i in range(n_layers))
 
 
+def _everywhere(reader: Reader, n_layers: int) -> Kinds:
+    return ("sliding" if slides(reader) else "full",) * n_layers
+
+
+def _dense_first(reader: Reader, every: int, n_layers: int) -> Kinds:
+    """Cohere 2 MoE: the first, dense layers have a period of their own."""
+    n_dense = reader.optional_integer("first_k_dense_replace", minimum=0) or 0
+    first = reader.integer("prefix_dense_sliding_window_pattern")
+    kinds = [
+        "full" if (i + 1) % n == 0 else "sliding"
+        for n, count in ((first, n_dense), (every, n_layers - n_dense))
+        for i in range(count)
+    ]
+    return tuple(kinds)
+
+
 def _cycle(*kinds: str) -> PatternReader:
     return _where(lambda i, n: kinds[i % len(kinds)])
 
@@ -427,6 +448,9 @@ CLASS_RULES: dict[str, PatternReader] = {
     "lfm3": _where(
         lambda i, n: "full" if i % 4 == 2 else "sliding" if i and i % 4 == 0 else "conv"
     ),
+    **dict.fromkeys(("ministral",), _everywhere),
+    **dict.fromkeys(("zaya",), _cycle("hybrid")),
+    "minimax_m3_vl_text": _cycle("full"),
     "lara_mini": _cycle("linear", "sliding", "linear", "full", "sliding"),
     "granitemoehybrid": _cycle("linear"),
     "mamba": _cycle("linear"), "mamba2": _cycle("linear"), "falcon_mamba": _cycle("linear"),
@@ -451,7 +475,7 @@ def _class_rule(reader: Reader, n_layers: int) -> Kinds | None:
             raise reader.missing("layer_types")
         return None
     kinds = rule(reader, n_layers)
-    if kinds is not None and len(set(kinds)) > 1:
+    if kinds is not None and (len(set(kinds)) > 1 or "layer_types" in reader.derived):
         counts = ", ".join(_counted(kinds))
         reader.note("layer_types", counts, f"rule of the class of {reader.model_type}")
     return kinds

@@ -28,9 +28,19 @@ def residency_of(reader: Reader, layer: Layer) -> tuple[str, Residency]:
     if layer.kind in ("sliding", "hybrid_sliding"):
         if reader.get("use_sliding_window") is False:
             return "full", Full()
-        n_tokens = reader.integer(*names.WINDOW)
+        n_tokens = _window(reader)
         return f"window {n_tokens}", Window(n_tokens)
     if layer.kind == "chunked":
         n_tokens = reader.integer("attention_chunk_size")
         return f"chunk {n_tokens}", Chunk(n_tokens)
     return "full", Full()
+
+
+def _window(reader: Reader) -> int:
+    if reader.model_type != "modernbert-decoder":
+        return reader.integer(*names.WINDOW)
+    stated = reader.optional_integer("sliding_window")
+    if stated is not None:
+        reader.ignore("local_attention")
+        return stated
+    return reader.integer("local_attention", minimum=2) // 2  # its encoder looks both ways

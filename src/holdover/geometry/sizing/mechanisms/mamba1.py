@@ -19,6 +19,7 @@ def claims(reader: Reader, layer: Layer) -> bool:
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     channels = _channels(reader)
+    reader.ignore("n_mamba_heads")
     size = reader.integer("mamba_d_state", "state_size")
     kernel = reader.integer("mamba_d_conv", "conv_kernel", minimum=2)
     dtype = stated_dtype(reader, "mamba_ssm_cache_dtype", "mamba_ssm_dtype")

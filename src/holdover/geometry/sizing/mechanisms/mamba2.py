@@ -21,6 +21,8 @@ _EXPAND = ("mamba_expand", "expand")
 
 
 def claims(reader: Reader, layer: Layer) -> bool:
+    if reader.model_type == "zamba":  # its n_mamba_heads are of Mamba 1
+        return False
     return reader.model_type == "mamba2" or any(reader.knows(name) for name in _HEADS)
 
 
