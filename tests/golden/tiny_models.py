@@ -18,6 +18,7 @@ from transformers import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput
@@ -27,6 +28,7 @@ from .tiny_fields import OWN, SMALL, VARIANTS
 PROMPT_TOKENS = 20
 NEW_TOKENS = 4
 ENCODER_TOKENS = 11
+STEPPED = ("musicgen", "musicgen_melody", "mllama")  # whose `generate` wants more than a prompt
 CODED = "+"  # "qwen2+window" is the type qwen2 with the fields of the variant
 
 
@@ -39,11 +41,20 @@ def stated(name: str) -> dict[str, Any]:
 def _small(model_type: str) -> dict[str, Any]:
     own = OWN.get(model_type, {})
     usual = CONFIG_MAPPING[model_type](**{k: v for k, v in own.items() if k in _NEEDED})
+    return _shrunk(usual)
+
+
+def _shrunk(usual: Any) -> dict[str, Any]:
+    """The fields of `usual` that are smaller here. Of a wrapper only the text part shrinks, since
+    only it is built, but of an encoder-decoder all of it.
+    """
+    own = OWN.get(usual.model_type, {})
     fields: dict[str, Any] = {}
     for name, value in usual.to_dict().items():
-        if name in TEXT_PARTS and isinstance(value, Mapping) and value.get("model_type"):
-            inner = value["model_type"]
-            fields[name] = {"model_type": inner, **_small(inner)}
+        part = getattr(usual, name, None)
+        if isinstance(part, PreTrainedConfig):
+            if name in TEXT_PARTS or usual.is_encoder_decoder:
+                fields[name] = {"model_type": part.model_type, **_shrunk(part)}
         elif name in SMALL and _is_count(value):
             fields[name] = SMALL[name]
     for name, value in own.items():
@@ -103,6 +114,8 @@ def _class_in_its_module(text: Any) -> Any:
 
 def text_of(config: Any) -> Any:
     """The config of the part that generates text."""
+    if config.model_type in ("musicgen", "musicgen_melody"):
+        return config.decoder
     return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
 
 
@@ -111,33 +124,38 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
     torch.manual_seed(0)
     text = text_of(config)
     model = model_class(config, text)(text).eval()
-    prompt = torch.randint(3, 90, (1, prompt_tokens))
-    if config.is_encoder_decoder:
-        width = 64
-        prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
-        given = {
-            "encoder_outputs": EncoderOutput(torch.randn(1, ENCODER_TOKENS, width)),
-            "decoder_input_ids": prompt,
-        }
-    else:
-        given = {"input_ids": prompt}
+    given = _given(config.model_type, text, prompt_tokens)
     with torch.no_grad():
-        if hasattr(model, "generate"):
+        if hasattr(model, "generate") and config.model_type not in STEPPED:
             out = model.generate(
-                **given,
-                do_sample=False,
-                min_new_tokens=NEW_TOKENS,
-                max_new_tokens=NEW_TOKENS,
-                return_dict_in_generate=True,
-                use_cache=True,
-                num_beams=1,
-            )
+                **given, do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS,
+                return_dict_in_generate=True, use_cache=True, num_beams=1,
+            )  # fmt: skip
             return cache_in(out), prompt_tokens + NEW_TOKENS - 1
-        cache = cache_in(model(**given, use_cache=True))
+        out = model(**given, use_cache=True)
         for _ in range(NEW_TOKENS - 1):
-            token = torch.randint(3, 90, (1, 1))
-            cache = cache_in(model(input_ids=token, past_key_values=cache, use_cache=True))
-    return cache, prompt_tokens + NEW_TOKENS - 1
+            token = torch.randint(3, 90, (len(given["input_ids"]), 1))
+            out = model(input_ids=token, past_key_values=cache_in(out), use_cache=True)
+    return cache_in(out), prompt_tokens + NEW_TOKENS - 1
+
+
+def _given(model_type: str, text: Any, prompt_tokens: int) -> dict[str, Any]:
+    """Inputs of the first step: a prompt, and what stands for an encoder's output or an image."""
+    seen = torch.randn(1, ENCODER_TOKENS, 64)
+    prompt = torch.randint(3, 90, (1, prompt_tokens))
+    if model_type in ("musicgen", "musicgen_melody"):
+        prompt = prompt.repeat(text.num_codebooks, 1)
+        return {"input_ids": prompt, "encoder_hidden_states": seen}
+    if model_type == "mllama":
+        return {"input_ids": prompt, "cross_attention_states": seen}
+    if not text.is_encoder_decoder:
+        return {"input_ids": prompt}
+    prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
+    return {
+        "encoder_outputs": EncoderOutput(seen),
+        "decoder_input_ids": prompt,
+        "decoder_start_token_id": int(prompt[0, 0]),
+    }
 
 
 @dataclass

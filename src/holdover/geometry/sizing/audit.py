@@ -45,6 +45,17 @@ _HARMLESS = re.compile(
 _HARMLESS_IN = {
     "big_bird": ("attention_type",),
     "bigbird_pegasus": ("attention_type",),
+    "doge": ("keep_window_size",),  # what its dynamic mask leaves visible
+    "hrm_text": ("L_bp_cycles",),
+    "inkling2_loop_text": ("loop_gate_rank", "number_of_conv_states"),
+    "inkling2_text": ("number_of_conv_states",),
+    "inkling_text": ("number_of_conv_states",),
+    "laguna": ("num_attention_heads_per_layer",),  # of queries
+    "minimax": ("linear_attn_alpha_factor", "linear_attn_beta_factor"),
+    "nllb-moe": ("encoder_sparse_step",),
+    "speech_to_text": ("num_conv_layers", "conv_channels", "conv_kernel_sizes"),
+    "switch_transformers": ("num_sparse_encoder_layers", "num_sparse_decoder_layers",
+                            "encoder_sparse_step"),
     "hy_v4": ("learnable_sink_init",),
     "hy_v4_vl_text": ("learnable_sink_init",),
     "led": ("attention_window",),
@@ -52,7 +63,8 @@ _HARMLESS_IN = {
     "pegasus_x": ("num_global_tokens", "stagger_local_blocks", "block_size"),
     "seamless_m4t": ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups",
                      "conv_depthwise_kernel_size"),
-    "seamless_m4t_v2": ("conv_depthwise_kernel_size",),
+    "seamless_m4t_v2": ("conv_depthwise_kernel_size", "speech_encoder_left_chunk_num",
+                        "speech_encoder_chunk_size"),
     "xlnet": ("attn_type",),
 }  # fmt: skip
 _OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})

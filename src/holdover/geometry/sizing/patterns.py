@@ -58,6 +58,8 @@ def _ignore_other_kinds(reader: Reader, kinds: Kinds) -> None:
     if not any("sliding" in kind or "compressed" in kind for kind in kinds):
         reader.ignore(*names.WINDOW, "sliding_window_pattern", "local_attention")
     reader.ignore("prefix_dense_sliding_window_pattern")
+    if reader.states("layers_block_type", "layer_types"):
+        reader.ignore("attn_layer_period", "attn_layer_offset")
     if "conv" not in kinds:
         reader.ignore("conv_L_cache")
     if "indexed" not in kinds and not reader.knows("kv_lora_rank"):
@@ -448,8 +450,9 @@ CLASS_RULES: dict[str, PatternReader] = {
     "lfm3": _where(
         lambda i, n: "full" if i % 4 == 2 else "sliding" if i and i % 4 == 0 else "conv"
     ),
-    **dict.fromkeys(("ministral",), _everywhere),
-    **dict.fromkeys(("zaya",), _cycle("hybrid")),
+    "ministral": _everywhere,
+    "zaya": _cycle("hybrid"),
+    "xlnet": _where(lambda i, n: "sliding"),
     "minimax_m3_vl_text": _cycle("full"),
     "lara_mini": _cycle("linear", "sliding", "linear", "full", "sliding"),
     "granitemoehybrid": _cycle("linear"),
