@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from holdover.codecs.base import uniform
@@ -18,7 +18,7 @@ Bytes = dict[tuple[int, str], int]
 
 _KINDS = (
     (re.compile(r"cross_attention_cache\.layers\[\d+\]\.(keys|values)$"), Kind.CROSS),
-    (re.compile(r"layers\[\d+\]\.(keys|values)$"), Kind.ATTENTION),
+    (re.compile(r"layers\[\d+\]\.(prefill_)?(keys|values)$"), Kind.ATTENTION),
     (re.compile(r"\.(conv_states|recurrent_states)\[\d+\]$"), Kind.STATE),
     (re.compile(r"\.(indexer_keys|idx_keys)$|\.compressed_kv\['indexer'\]$"), Kind.INDEXER),
     (re.compile(r"\.compressed_kv\['compressor'\]$"), Kind.ATTENTION),
@@ -30,7 +30,8 @@ _LAYER = re.compile(r"(?:layers|linear_cache|rnn_state|states_cache|^)\[(\d+)\]"
 _BOOKKEEPING = re.compile(r"\._sliding_window_tensor$|\.cumulative_length$|\.seqlen_offset$")
 
 
-def cached_bytes(cache: Any) -> Bytes:
+def cached_bytes(cache: Any, cross_layers: Collection[int] = ()) -> Bytes:
+    """Of all tensors in `cache`; what is in `cross_layers` is of an image, not of text."""
     found: Counter[tuple[int, str]] = Counter()
     if isinstance(cache, list):  # RWKV: five tensors, the last dimension of each being layers
         for state in cache:
@@ -40,6 +41,7 @@ def cached_bytes(cache: Any) -> Bytes:
     for path, tensor in tensors_in(cache):
         if not _BOOKKEEPING.search(path):
             layer, kind = _place(path)
+            kind = str(Kind.CROSS) if layer in cross_layers else kind
             found[layer, kind] += tensor.numel() * tensor.element_size()
     return _ranked(found)
 

@@ -6,7 +6,7 @@ layers, experts and vocabularies shrink by name; whatever a class needs beyond i
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    DynamicCache,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -28,7 +29,7 @@ from .tiny_fields import OWN, SMALL, VARIANTS
 PROMPT_TOKENS = 20
 NEW_TOKENS = 4
 ENCODER_TOKENS = 11
-STEPPED = ("musicgen", "musicgen_melody", "mllama")  # whose `generate` wants more than a prompt
+STEPPED = ("musicgen", "musicgen_melody", "mllama", "pop2piano", "voxtral_realtime", "dots3_note", "dots3_note_text")  # whose `generate` wants more than a prompt
 CODED = "+"  # "qwen2+window" is the type qwen2 with the fields of the variant
 
 
@@ -86,7 +87,7 @@ def tiny_config(name: str) -> Any:
 
 def model_class(config: Any, text: Any) -> Any:
     """The class that generates text from `text`: for causal models where there is one."""
-    if config.is_encoder_decoder:
+    if text is config and config.is_encoder_decoder:
         mappings = (
             MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
             MODEL_FOR_MULTIMODAL_LM_MAPPING,
@@ -99,11 +100,12 @@ def model_class(config: Any, text: Any) -> Any:
 
 def _class_in_its_module(text: Any) -> Any:
     """A text part that no auto class knows: the class of its module that is made from it."""
-    module = importlib.import_module(type(text).__module__.replace(".configuration_", ".modeling_"))
+    module = type(text).__module__.replace(".configuration_", ".modeling_")
     made = [
-        c for c in vars(module).values()
+        c for name in (module, f"{module}_text") if importlib.util.find_spec(name)
+        for c in vars(importlib.import_module(name)).values()
         if isinstance(c, type) and issubclass(c, PreTrainedModel)
-        and c.__module__ == module.__name__ and c.config_class is type(text)
+        and c.__module__ == name and c.config_class is type(text)
     ]  # fmt: skip
     for ending in ("ForCausalLM", "LMHeadModel", "TextModel", "Model"):
         for c in made:
@@ -132,10 +134,15 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
                 return_dict_in_generate=True, use_cache=True, num_beams=1,
             )  # fmt: skip
             return cache_in(out), prompt_tokens + NEW_TOKENS - 1
+        if config.model_type == "granite4_vision":  # whose text model makes none of its own
+            given["past_key_values"] = DynamicCache(config=text)
         out = model(**given, use_cache=True)
+        text_ids = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
+        again = {k: v for k, v in given.items() if k in ("encoder_outputs", "t_cond")}
         for _ in range(NEW_TOKENS - 1):
-            token = torch.randint(3, 90, (len(given["input_ids"]), 1))
-            out = model(input_ids=token, past_key_values=cache_in(out), use_cache=True)
+            token = torch.randint(3, 90, (len(given[text_ids]), 1))
+            cache = cache_in(out)
+            out = model(**{text_ids: token}, past_key_values=cache, use_cache=True, **again)
     return cache_in(out), prompt_tokens + NEW_TOKENS - 1
 
 
@@ -148,13 +155,15 @@ def _given(model_type: str, text: Any, prompt_tokens: int) -> dict[str, Any]:
         return {"input_ids": prompt, "encoder_hidden_states": seen}
     if model_type == "mllama":
         return {"input_ids": prompt, "cross_attention_states": seen}
+    if model_type == "voxtral_realtime":
+        return {"input_ids": prompt, "t_cond": torch.randn(1, 1, 64)}
     if not text.is_encoder_decoder:
         return {"input_ids": prompt}
     prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
     return {
         "encoder_outputs": EncoderOutput(seen),
         "decoder_input_ids": prompt,
-        "decoder_start_token_id": int(prompt[0, 0]),
+        **({} if model_type in STEPPED else {"decoder_start_token_id": int(prompt[0, 0])}),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdover.spec.layers import Plane
 from holdover.spec.memory import Kind, MemorySpec
-from holdover.spec.residency import Chunk, Fixed, Full, Window
+from holdover.spec.residency import Chunk, Fixed
 
 Rewrite = Callable[[Iterable[MemorySpec], Any], Iterator[MemorySpec]]
 """(what the planner says, the text config) -> what transformers stores"""
@@ -32,25 +32,8 @@ def _kernel_columns(memories: Iterable[MemorySpec], config: Any) -> Iterator[Mem
         yield memory
 
 
-def _decompressed(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
-    heads = config.num_attention_heads
-    planes = (
-        Plane("k", heads, config.qk_nope_head_dim + config.qk_rope_head_dim),
-        Plane("v", heads, config.v_head_dim),
-    )
-    for memory in memories:
-        latent = memory.planes[0].name == "latent"
-        yield replace(memory, planes=planes) if latent else memory
-
-
 def _nothing(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
     yield from ()
-
-
-def _without_windows(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
-    for memory in memories:
-        windowed = isinstance(memory.residency, Window)
-        yield replace(memory, residency=Full()) if windowed else memory
 
 
 def _unfinished_windows(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
@@ -95,9 +78,6 @@ COLUMN = Difference(
     "the convolution's cache keeps as many columns as its kernel is wide; the oldest is shifted "
     "out unread by the next token",
     _kernel_columns,
-)
-DECOMPRESSED = Difference(
-    "keys and values are cached per head, after the latent is projected up", _decompressed
 )
 NO_CACHE = Difference("the class keeps no cache: it computes every token anew", _nothing)
 

@@ -46,6 +46,7 @@ _HARMLESS_IN = {
     "big_bird": ("attention_type",),
     "bigbird_pegasus": ("attention_type",),
     "doge": ("keep_window_size",),  # what its dynamic mask leaves visible
+    "evolla": ("resampler_num_latents",),
     "hrm_text": ("L_bp_cycles",),
     "inkling2_loop_text": ("loop_gate_rank", "number_of_conv_states"),
     "inkling2_text": ("number_of_conv_states",),
@@ -54,6 +55,10 @@ _HARMLESS_IN = {
     "minimax": ("linear_attn_alpha_factor", "linear_attn_beta_factor"),
     "nllb-moe": ("encoder_sparse_step",),
     "speech_to_text": ("num_conv_layers", "conv_channels", "conv_kernel_sizes"),
+    "qwen4_exp_text": ("indexer_n_heads", "indexer_compress_ratio", "indexer_budget",
+                       "number_of_conv_states"),
+    "step3p5": ("num_sliding_attention_heads",),
+    "step3p7_text": ("num_sliding_attention_heads",),
     "switch_transformers": ("num_sparse_encoder_layers", "num_sparse_decoder_layers",
                             "encoder_sparse_step"),
     "hy_v4": ("learnable_sink_init",),

@@ -39,7 +39,7 @@ def _own_fields(reader: Reader, layer: Layer, sliding: bool) -> Mapping[str, Any
     return {
         **_nested(reader),
         **(_sliding_setting(reader) if sliding else _global_setting(reader)),
-        **_layer_setting(reader, layer),
+        **layer_setting(reader, layer),
     }
 
 
@@ -82,7 +82,7 @@ def _sliding_setting(reader: Reader) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _layer_setting(reader: Reader, layer: Layer) -> Mapping[str, Any]:
+def layer_setting(reader: Reader, layer: Layer) -> Mapping[str, Any]:
     """`per_layer_config`: {"05": {"head_dim": 512}}, keys being layer numbers."""
     table = reader.get("per_layer_config")
     if table is None:

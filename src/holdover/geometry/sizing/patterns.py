@@ -454,6 +454,7 @@ CLASS_RULES: dict[str, PatternReader] = {
     "zaya": _cycle("hybrid"),
     "xlnet": _where(lambda i, n: "sliding"),
     "minimax_m3_vl_text": _cycle("full"),
+    "unlimited_ocr_text": _cycle("full"),
     "lara_mini": _cycle("linear", "sliding", "linear", "full", "sliding"),
     "granitemoehybrid": _cycle("linear"),
     "mamba": _cycle("linear"), "mamba2": _cycle("linear"), "falcon_mamba": _cycle("linear"),
