@@ -36,7 +36,7 @@ _RELEVANT = re.compile(
     r"|attention_chunk|dt_rank|use_mamba|use_cache|query_tokens|image_size|patch_size|source_pos"
     r"|use_sliding|attention_k_eq_v|mlp_only|sparse|moe|glu|is_gated|feed_forward_proj|qkv_bias"
     r"|attention_bias|mlp_bias|use_bias|use_dsa|dtype|new_decoder|alibi|full_attn|parallel_attn"
-    r"|first_k|loop|_cycles|prompt_length|cca_time|dff$|dim_ff|emb_dim|_dim_factor|proj_factor|local_attention"
+    r"|first_k|loop|_cycles|prompt_length|cca_time|mem_len|hc_count|ngram_size|dff$|dim_ff|emb_dim|_dim_factor|proj_factor|local_attention"
 )
 _IRRELEVANT = re.compile(
     r"dropout|drop|loss|coef|_std$|eps|epsilon|token_id|token_index|theta|jitter|_act$|activation"

@@ -10,14 +10,18 @@ from holdover.errors import ConfigError
 from holdover.geometry.sizing import names
 from holdover.geometry.sizing.audit import refuse_declared, refuse_unread
 from holdover.geometry.sizing.base import ModelMemory
-from holdover.geometry.sizing.encoder_decoder import decoder_memories, is_encoder_decoder
+from holdover.geometry.sizing.encoder_decoder import (
+    cross_memories,
+    decoder_memories,
+    is_encoder_decoder,
+)
 from holdover.geometry.sizing.loops import passes
 from holdover.geometry.sizing.mechanisms.base import Layer, mechanisms, stores_of
 from holdover.geometry.sizing.mtp import mtp_layers
 from holdover.geometry.sizing.patterns import layer_count, read_kinds
 from holdover.geometry.sizing.reader import Reader
 from holdover.geometry.sizing.sharing import storing_layers
-from holdover.geometry.sizing.unwrap import text_reader
+from holdover.geometry.sizing.unwrap import decoder_part, text_reader
 from holdover.spec.memory import Kind, MemorySpec
 
 _LARGEST_MODEL = 4096  # layers
@@ -36,7 +40,14 @@ def read(
 def model_memory(reader: Reader, config: Mapping[str, Any], mtp: bool) -> ModelMemory:
     """What `reader`'s text model remembers; `config` is the whole file."""
     if is_encoder_decoder(reader):
-        n_layers, memories = decoder_memories(reader)
+        decoder = decoder_part(reader)
+        if decoder is None:
+            n_layers, memories = decoder_memories(reader)
+        else:
+            reader, encoder = decoder, reader
+            n_layers = layer_count(reader)
+            memories = _grouped(_stores(reader, n_layers, mtp))
+            memories += _grouped(cross_memories(encoder, memories))
     else:
         n_layers = layer_count(reader)
         if n_layers > _LARGEST_MODEL:

@@ -5,6 +5,9 @@ The cross part is as long as the input: `encoder_tokens`, from `assume` or the c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from holdover.geometry.sizing import names
 from holdover.geometry.sizing.mechanisms.base import exact
 from holdover.geometry.sizing.reader import Reader
@@ -31,7 +34,7 @@ def decoder_memories(reader: Reader) -> tuple[int, tuple[MemorySpec, ...]]:
     """(number of decoder layers, what they store)."""
     n_layers = reader.optional_integer(*_LAYERS) or reader.integer(*names.LAYERS)
     heads = reader.optional_integer(*_HEADS) or reader.integer(*names.QUERY_HEADS)
-    kv_heads = reader.optional_integer(*_KV_HEADS) or heads
+    kv_heads = reader.optional_integer(*_KV_HEADS, *names.KV_HEADS) or heads
     dim = reader.optional_integer(*names.HEAD_DIM)
     if dim is None:
         dim = exact(reader, _HEADS[0], reader.integer(*names.HIDDEN), heads)
@@ -43,6 +46,18 @@ def decoder_memories(reader: Reader) -> tuple[int, tuple[MemorySpec, ...]]:
     return n_layers, (
         MemorySpec(Kind.ATTENTION, "full", planes, Full(), layers),
         MemorySpec(Kind.CROSS, f"encoder, {n_rows} tokens", planes, Fixed(n_rows), layers),
+    )
+
+
+def cross_memories(reader: Reader, memories: Iterable[MemorySpec]) -> tuple[MemorySpec, ...]:
+    """What a decoder with a config of its own keeps beside `memories`: the encoder output's rows
+    of each of its attention layers.
+    """
+    n_rows = encoder_tokens(reader)
+    return tuple(
+        replace(memory, kind=Kind.CROSS, label=f"encoder, {n_rows} tokens", residency=Fixed(n_rows))
+        for memory in memories
+        if memory.kind is Kind.ATTENTION
     )
 
 

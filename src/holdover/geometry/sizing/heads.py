@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdover.geometry.sizing import names
-from holdover.geometry.sizing.mechanisms.base import Layer, exact, layer_setting, per_layer
+from holdover.geometry.sizing.mechanisms.base import Layer, exact, per_layer
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.layers import Plane
 
@@ -80,6 +80,22 @@ def _sliding_setting(reader: Reader) -> Mapping[str, Any]:
         "head_dim": part.optional_integer("head_dim"),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def layer_setting(reader: Reader, layer: Layer) -> Mapping[str, Any]:
+    """`per_layer_config`: {"05": {"head_dim": 512}}, keys being layer numbers."""
+    table = reader.get("per_layer_config")
+    if table is None:
+        return {}
+    if not isinstance(table, Mapping):
+        raise reader.wrong("per_layer_config", "is not an object")
+    own: Mapping[str, Any] = {}
+    for key, values in table.items():
+        if not str(key).isdigit() or not isinstance(values, Mapping):
+            raise reader.wrong("per_layer_config", f"{key!r} is not a layer's number and fields")
+        if int(key) == layer.index:
+            own = values
+    return own
 
 
 def _number(reader: Reader, layer: Layer, aliases: tuple[str, ...], sliding: bool) -> int | None:

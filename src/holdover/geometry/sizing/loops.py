@@ -1,5 +1,6 @@
-"""Models that run some layers several times per token: every pass keeps keys and values of its own.
+"""Models that attend several times in a layer: each time with keys and values of its own.
 
+Most run some of their layers more than once per token.
 Passes after the first are counted as further layers, numbered after the model's own.
 """
 
@@ -14,6 +15,8 @@ def passes(reader: Reader, n_layers: int) -> tuple[int, ...]:
     match reader.model_type:
         case "hrm_text":
             return first * _cycles(reader)
+        case "longcat_flash":  # two attentions in each layer
+            return tuple(i for i in first for _ in range(2))
         case "dory":
             return first + _dory(reader, n_layers)
         case "inkling2_loop_text":

@@ -44,6 +44,8 @@ KINDS = {
     "linear_attention": "linear", "recurrent": "linear", "mamba": "linear", "mamba2": "linear",
     "M": "linear", "kda": "linear", "gated_deltanet": "linear", "linear": "linear",
     "conv": "conv", "short_conv": "conv",
+    # All of the prompt, and a window of what is generated: in full as long as the answer is short.
+    "reference_sliding_attention": "full",
     "indexed_attention": "indexed", "deepseek_sparse_attention": "indexed",
     "minimax_m3_sparse": "indexed",
     "compressed_sparse_attention": "compressed_sparse",

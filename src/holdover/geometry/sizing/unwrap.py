@@ -48,6 +48,20 @@ def _reader(
     )
 
 
+def decoder_part(reader: Reader) -> Reader | None:
+    """The decoder of an encoder-decoder that gives it a config of its own."""
+    for name in ("decoder", "decoder_config"):
+        values = reader.values.get(name)
+        if isinstance(values, Mapping):
+            where = f"{reader.where}{name}."
+            model_type = _type_of(values, where) or str(
+                _parts(reader.model_type).get(name, {}).get("model_type", "")
+            )
+            reader.ignore(name)
+            return _reader(values, where, model_type, reader.whole, reader.assume)
+    return None
+
+
 def _type_of(config: Mapping[str, Any], where: str) -> str:
     value = config.get("model_type")
     if value is not None and not isinstance(value, str):

@@ -37,6 +37,8 @@ def residency_of(reader: Reader, layer: Layer) -> tuple[str, Residency]:
 
 
 def _window(reader: Reader) -> int:
+    if reader.model_type == "xlnet":
+        return reader.integer("mem_len")
     if reader.model_type != "modernbert-decoder":
         return reader.integer(*names.WINDOW)
     stated = reader.optional_integer("sliding_window")

@@ -65,22 +65,6 @@ def stores_of(
     return chosen[0].stores(reader, layer)
 
 
-def layer_setting(reader: Reader, layer: Layer) -> Mapping[str, Any]:
-    """`per_layer_config`: {"05": {"head_dim": 512}}, keys being layer numbers."""
-    table = reader.get("per_layer_config")
-    if table is None:
-        return {}
-    if not isinstance(table, Mapping):
-        raise reader.wrong("per_layer_config", "is not an object")
-    own: Mapping[str, Any] = {}
-    for key, values in table.items():
-        if not str(key).isdigit() or not isinstance(values, Mapping):
-            raise reader.wrong("per_layer_config", f"{key!r} is not a layer's number and fields")
-        if int(key) == layer.index:
-            own = values
-    return own
-
-
 def state(label: str, layer: Layer, heads: int, dim: int, dtype: DType | None = None) -> MemorySpec:
     """A recurrent state or the last inputs of a convolution: `heads` x `dim` elements."""
     planes = (Plane("state", heads, dim),)

@@ -15,18 +15,19 @@ RANK = 0
 
 def claims(reader: Reader, layer: Layer) -> bool:
     return not reader.knows("kv_lora_rank") and (
-        reader.knows("indexer_head_dim")
-        or reader.knows("index_head_dim", "index_n_heads")
+        reader.knows("index_head_dim", "index_n_heads")
+        or reader.knows("indexer_head_dim", "indexer_kv_heads")
         or reader.knows("sparse_attention_config")
     )
 
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
-    if reader.knows("indexer_head_dim"):  # Qwen4: raw keys, of which blocks are pooled when read
-        heads = reader.integer("indexer_kv_heads")
-        reader.ignore("indexer_n_heads", "indexer_budget", "indexer_compress_ratio")
-        keys = index_keys("index", layer, reader.integer("indexer_head_dim"), heads)
-        return (*attention.stores(reader, replace(layer, kind="full")), keys)
+    if reader.knows("indexer_head_dim", "indexer_kv_heads"):
+        heads, dim = reader.integer("indexer_kv_heads"), reader.integer("indexer_head_dim")
+        return (
+            *attention.stores(reader, replace(layer, kind="full")),
+            index_keys("index", layer, dim, heads),
+        )
     part = reader.part("sparse_attention_config") or reader
     reader.ignore("index_head_dim", "index_n_heads")
     part.integer("sparse_num_index_heads", "index_n_heads")  # of queries: the key has one head

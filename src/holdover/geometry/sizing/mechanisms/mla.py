@@ -7,8 +7,9 @@ it (DeepSeek-V3.2, GLM-5), except in layers that share an earlier layer's choice
 from __future__ import annotations
 
 from holdover.geometry.sizing import names
+from holdover.geometry.sizing.heads import layer_setting
 from holdover.geometry.sizing.mechanisms.attention import residency_of
-from holdover.geometry.sizing.mechanisms.base import Layer, index_keys, layer_setting
+from holdover.geometry.sizing.mechanisms.base import Layer, index_keys
 from holdover.geometry.sizing.patterns import listed
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.layers import Plane
@@ -24,12 +25,8 @@ def claims(reader: Reader, layer: Layer) -> bool:
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     label, residency = residency_of(reader, layer)
-    reader = reader.beneath({**_sliding_latents(reader, layer), **layer_setting(reader, layer)})
     reader.ignore(*names.KV_HEADS, *names.HEAD_DIM, *names.VALUE_DIM, *names.QUERY_HEADS)
-    planes = (
-        Plane("latent", 1, reader.integer("kv_lora_rank")),
-        Plane("rope", 1, reader.integer("qk_rope_head_dim")),
-    )
+    planes = _planes(reader, layer)
     latent = MemorySpec(
         Kind.ATTENTION, "mla" if label == "full" else f"mla, {label}", planes, residency,
         (layer.index,), sharding=Sharding.REPLICATED,
@@ -39,17 +36,49 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     return latent, index_keys("index", layer, reader.integer("index_head_dim"))
 
 
-def _sliding_latents(reader: Reader, layer: Layer) -> dict[str, int]:
-    """Layers with a window may have latents of their own size (dots3)."""
-    if layer.kind != "sliding":
-        return {}
-    rank = reader.optional_integer("swa_kv_lora_rank")
-    rope = reader.optional_integer("swa_qk_rope_head_dim")
-    silent = rank is None and not reader.states("per_layer_config")
-    if silent and reader.model_type == "dots3_note_text":
-        raise reader.missing("per_layer_config", "swa_kv_lora_rank")
-    found = {"kv_lora_rank": rank, "qk_rope_head_dim": rope}
-    return {name: value for name, value in found.items() if value is not None}
+def _planes(reader: Reader, layer: Layer) -> tuple[Plane, ...]:
+    latent, rope = reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim")
+    if reader.model_type == "dots3_note_text" and layer.kind == "sliding":
+        latent, rope = _window_widths(reader, layer)
+    planes = (Plane("latent", 1, latent), Plane("rope", 1, rope))
+    return planes if _has_rope(reader, layer) else planes[:1]
+
+
+def _window_widths(reader: Reader, layer: Layer) -> tuple[int, int]:
+    """Dots 3: window layers have wider latents, under names of their own or in a table of layers.
+
+    The numbers are those of the class where the file states neither.
+    """
+    own = layer_setting(reader, layer)
+    part = reader.beneath({f"swa_{name}": value for name, value in own.items()})
+
+    def width(name: str, usual: int) -> int:
+        stated = part.optional_integer(f"swa_{name}")
+        if stated is None:
+            reader.note(f"swa_{name}", usual, f"class default of {reader.model_type}")
+        return stated or usual
+
+    rope = part.optional_integer("swa_qk_rope_head_dim")
+    if rope is None:
+        rope = width("head_dim", 256) - width("qk_nope_head_dim", 192)
+        if rope < 1:
+            raise reader.wrong("swa_head_dim", "leaves no rotary part beside swa_qk_nope_head_dim")
+    else:
+        reader.ignore("swa_head_dim", "swa_qk_nope_head_dim")
+    return width("kv_lora_rank", 1024), rope
+
+
+def _has_rope(reader: Reader, layer: Layer) -> bool:
+    """Mistral Large 4: every fourth layer has no rotary positions, and no rotary key."""
+    if reader.model_type != "mistral_large4_text":
+        return True
+    ropes = listed(reader, "no_rope_layers", layer.n_layers)
+    if ropes is not None and layer.index < layer.n_layers:
+        return bool(ropes[layer.index])
+    every = reader.optional_integer("no_rope_layer_interval") or 4
+    if layer.index < layer.n_layers:
+        reader.note("no_rope_layer_interval", every, f"class default of {reader.model_type}")
+    return (layer.index + 1) % every != 0
 
 
 def _has_own_indexer(reader: Reader, layer: Layer) -> bool:
