@@ -162,7 +162,7 @@ OWN: dict[str, dict[str, Any]] = {
                  "axial_pos_shape": [4, 8], "max_position_embeddings": 32},
     "roc_bert": {"shape_vocab_size": 30, "shape_embed_dim": 16, "pronunciation_vocab_size": 30,
                  "pronunciation_embed_dim": 16},
-    "xlnet": {"d_inner": 48},
+    "xlnet": {"d_inner": 48, "mem_len": 512},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {
         "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba"],
@@ -205,6 +205,8 @@ OWN: dict[str, dict[str, Any]] = {
     "moonshine": {"decoder_num_key_value_heads": 4, "encoder_num_key_value_heads": 4},
     "dia_decoder": {"cross_hidden_size": 64, "cross_num_attention_heads": 4,
                     "cross_num_key_value_heads": 4, "cross_head_dim": 16},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "unlimited_ocr_text": {"head_dim": 16},
     "dots3_note_vision": {"adapter_out_dim": 64},
     "glm4v_moe_text": {"rope_parameters": {
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
@@ -218,9 +220,14 @@ OWN: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                             "mrope_section": [2, 1, 1]},
     },
-    "glm5_next_text": {"index_topk": 16, "num_key_value_heads": 4, "head_dim": ...},
-    "mistral4": {"num_key_value_heads": 4, "head_dim": 8,
-                 "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "glm5_next_text": {"index_topk": 16, "qk_rope_head_dim": 0, "num_key_value_heads": 4, "head_dim": ...},
+    "mistral4": {
+        "num_key_value_heads": 4, "head_dim": 8,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 8192,
+        },
+    },
     "mistral_large4_text": {"num_key_value_heads": 4, "head_dim": ...},
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
@@ -247,4 +254,22 @@ OWN: dict[str, dict[str, Any]] = {
         "xlm-roberta", "xlm-roberta-xl"), {"is_decoder": True}),
 }  # fmt: skip
 
-VARIANTS: dict[str, dict[str, Any]] = {}
+# Mechanisms that a class's defaults leave off: type + name -> fields.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dory+last_loop": {"recurrent_kv_cache_mode": "last_loop"},
+    "falcon+groups": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon+heads": {"multi_query": False},
+    "gemma4_text+wide": {"attention_k_eq_v": True, "num_global_key_value_heads": 1,
+                         "global_head_dim": 32},
+    "glm_moe_dsa+shared": {"indexer_types": ["full", "full", "shared", "full", "shared", "shared",
+                                             "full"]},
+    "gpt_bigcode+heads": {"multi_query": False},
+    "minimax_m3_vl_text+sparse": {
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"] * 2
+        + ["full_attention"],
+        "index_n_heads": 2,
+    },
+    "mistral+full": {"sliding_window": None},
+    "qwen2+window": {"use_sliding_window": True, "max_window_layers": 3},
+    "smollm3+window": {"use_sliding_window": True},
+}  # fmt: skip
