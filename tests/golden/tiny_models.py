@@ -6,6 +6,7 @@ layers, experts and vocabularies shrink by name; whatever a class needs beyond i
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
-    DynamicCache,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -46,7 +47,8 @@ CODED = "+"  # "qwen2+window" is the type qwen2 with the fields of the variant
 def stated(name: str) -> dict[str, Any]:
     """The fields that a small config.json of this type, or variant of a type, would state."""
     model_type = name.split(CODED)[0]
-    return {"model_type": model_type, **_small(model_type), **VARIANTS.get(name, {})}
+    fields = {"model_type": model_type, **_small(model_type), **VARIANTS.get(name, {})}
+    return copy.deepcopy(fields)  # classes write into what they are given
 
 
 def _small(model_type: str) -> dict[str, Any]:

@@ -103,6 +103,12 @@ def _hidden_alone(memories: Iterable[MemorySpec], config: Any) -> Iterator[Memor
         yield replace(memory, planes=(Plane("hidden", 1, config.hidden_size),))
 
 
+def _per_query_head(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
+    for memory in memories:
+        planes = tuple(replace(p, heads=config.num_attention_heads) for p in memory.planes)
+        yield replace(memory, planes=planes)
+
+
 COLUMN = Difference(
     "the convolution's cache keeps as many columns as its kernel is wide; the oldest is shifted "
     "out unread by the next token",
@@ -115,10 +121,15 @@ DIFFERENCES: dict[str, Difference] = {
         ("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling_text",
          "inkling2_text", "inkling2_loop_text", "inkling2", "inkling2_loop", "inkling_mm_model",
          "jamba", "kimi_linear", "lara_mini", "lfm2_moe", "lfm3", "lfm3_vl", "mamba", "mamba2",
-         "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemo_speechlm", "nemotron_h", "nemotron_h_omni", "olmo_hybrid",
+         "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemo_speechlm", "nemotron_h",
+         "nemotron_h_omni", "olmo_hybrid",
          "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba",
          "zamba2"),
         COLUMN,
+    ),
+    "falcon+groups": Difference(
+        "keys and values are repeated for every query head before they are cached",
+        _per_query_head,
     ),
     "openai-gpt": NO_CACHE,
     **dict.fromkeys(

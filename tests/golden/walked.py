@@ -61,7 +61,8 @@ WALKED: tuple[str, ...] = (
 # Each mechanism once: what `make test` runs.
 FAST: frozenset[str] = frozenset((
     "llama", "gpt2", "gemma3_text", "gemma3n_text", "llama4_text", "deepseek_v3", "deepseek_v32",
-    "deepseek_v4", "minimax_m3_vl_text+sparse", "minimax", "mamba", "mamba2", "jamba", "falcon_h1", "qwen3_next",
+    "deepseek_v4", "minimax_m3_vl_text+sparse", "minimax", "mamba", "mamba2", "jamba",
+    "falcon_h1", "qwen3_next",
     "kimi_linear", "recurrent_gemma", "lfm2_moe", "rwkv", "xlstm", "zamba2", "zaya", "mllama",
     "bart", "hrm_text", "longcat_flash", "t5gemma", "qwen2+window",
 ))  # fmt: skip
