@@ -1,7 +1,8 @@
-"""Real models for every test, found through the packages that carry them."""
+"""Real models for every test, found through the packages that carry them; compute threads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,14 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """Gemma 3 270M, Q4_K_M (K-quants, sliding windows, no chat template)."""
     return locate_model("gemma3-270m")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors: one compute thread is fastest."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

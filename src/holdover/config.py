@@ -13,6 +13,8 @@ from typing import Any
 from holdover.errors import ConfigError
 from holdover.units import parse_bytes
 
+MAX_THREADS = 1024  # torch crashes where the system refuses one
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -55,10 +57,10 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "max_sequences", "step_tokens"):
-            _at_least_one(name, getattr(self, name))
+            at_least_one(name, getattr(self, name))
         for name in ("max_context", "threads"):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+                at_least_one(name, getattr(self, name))
         if self.kv_memory is not None and self.memory is not None:
             raise ConfigError("--memory", "give either --kv-memory or --memory, not both")
         for name in ("kv_memory", "memory"):
@@ -74,8 +76,15 @@ class Config:
             raise ConfigError("--dtype", f"{self.dtype!r}; use auto, fp32 or bf16")
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", f"{self.port} is not between 0 and 65535")
-        if self.grace_s < 0:
-            raise ConfigError("--grace-s", f"{self.grace_s} is negative; 0 stops at once")
+        if not self.grace_s >= 0:  # NaN neither
+            raise ConfigError("--grace-s", f"{self.grace_s} is not 0 or more; 0 stops at once")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ConfigError("--threads", f"{self.threads} is too many; the most is {MAX_THREADS}")
+        for key in self.api_keys:
+            if not key.isprintable() or key != key.strip() or not key:
+                raise ConfigError(
+                    "--api-key", "a key is empty or has characters that no header can carry"
+                )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
@@ -92,6 +101,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _at_least_one(name: str, value: int) -> None:
+def at_least_one(name: str, value: int) -> None:
+    """Raises ConfigError with the flag of the field `name`."""
     if value < 1:
         raise ConfigError(flag(name), f"{value} is too small; the least is 1")

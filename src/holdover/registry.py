@@ -21,11 +21,15 @@ def plugin_names(package: str) -> tuple[str, ...]:
     return tuple(sorted(n for n in found if n != "base" and not n.startswith("_")))
 
 
-def load_plugin(package: str, name: str) -> ModuleType:
-    """Import `package.name`; a wrong name lists the right ones, a failing one keeps its cause."""
+def load_plugin(package: str, name: str, flag: str | None = None) -> ModuleType:
+    """Import `package.name`; a wrong name lists the right ones, a failing one keeps its cause.
+
+    `flag` is where a person gave the name.
+    """
     names = plugin_names(package)
     if name not in names:
-        raise PluginError(f"{package} has no {name!r}; it has: {', '.join(names)}")
+        where = "" if flag is None else f"{flag}: "
+        raise PluginError(f"{where}{package} has no {name!r}; it has: {', '.join(names)}")
     try:
         return importlib.import_module(f"{package}.{name}")
     except Exception as error:

@@ -1,8 +1,10 @@
-"""Bytes as people write them, and rounding that says which way it goes."""
+"""Bytes as people write them, and whole numbers: rounding that says which way, and a search."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from decimal import Decimal
 
 from holdover.errors import ConfigError
 
@@ -14,6 +16,7 @@ _FACTORS = {
     "G": 2**30, "GIB": 2**30, "GB": 10**9,
     "T": 2**40, "TIB": 2**40, "TB": 10**12,
 }  # fmt: skip
+_MAX_BYTES = 2**63 - 1
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -23,11 +26,10 @@ def parse_bytes(text: str, field: str = "size") -> int:
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
         raise ConfigError(field, f"{text!r} is not a size; write it as 256MiB, 2GiB or 500MB")
-    return (
-        int(float(match.group(1)) * factor)
-        if "." in match.group(1)
-        else int(match.group(1)) * factor
-    )
+    n_bytes = int(Decimal(match.group(1)) * factor)
+    if n_bytes > _MAX_BYTES:
+        raise ConfigError(field, f"{text[:40]!r} is more than any machine has")
+    return n_bytes
 
 
 def format_bytes(n_bytes: int) -> str:
@@ -53,3 +55,12 @@ def exact_div(numerator: int, denominator: int) -> int:
     quotient, remainder = divmod(numerator, denominator)
     assert remainder == 0, f"{numerator} is not a multiple of {denominator}"
     return quotient
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from holdover.codecs.base import Codec, codec_names, get_codec, uniform
 from holdover.errors import ConfigError
-from holdover.kernels.reference.views import TORCH_DTYPES
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, Plane, attention_planes
@@ -53,7 +52,7 @@ def test_fields_are_what_encode_returns(codec: Codec, plane: Plane, block_tokens
         row_shape = [n for axis, n in zip(field.axes, field.shape, strict=True) if axis != "token"]
         got = encoded[field.name]
         assert got.shape == (5, 2, *row_shape), field.name
-        assert got.dtype == TORCH_DTYPES[field.dtype], field.name
+        assert got.dtype == getattr(torch, field.dtype.torch_name), field.name
         if "token" in field.axes:
             assert field.shape[field.axes.index("token")] == block_tokens
         # What the layout counts is what torch stores.

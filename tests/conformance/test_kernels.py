@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from holdover.codecs.base import codec_names, get_codec, uniform
-from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.registry import load_plugin, plugin_names
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, Plane
@@ -118,13 +118,12 @@ class World:
         self.layout = CacheLayout.of(self.spec, uniform(case.codec))
         step_tokens = max(1, sum(queries for _, queries in lengths))
         limits = Limits(len(lengths), step_tokens, max(context for context, _ in lengths))
-        shape = AttentionShape(case.heads[0], kv_heads, dim)
         needs = [ceil_div(context, case.block_tokens) for context, _ in lengths]
         sectors = [ceil_div(2 * sum(needs), per) for per in self.layout.blocks_per_sector]
         self.arena = torch.full(((sum(sectors) + 1) * self.layout.sector_bytes,), 0xFF).byte()
         self.tables = self._deal(sectors, needs)
         module = load_plugin("holdover.kernels", backend)
-        self.workspace_bytes = module.workspace_bytes(self.layout, limits, shape)
+        self.workspace_bytes = module.workspace_bytes(self.layout, limits, case.heads[0])
         self.room = torch.full((self.workspace_bytes + 4096,), CANARY).byte()
         self.room[: self.workspace_bytes] = 0xFF
         workspace = self.room[: self.workspace_bytes]

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdover.cache.manager import CacheManager
 from holdover.codecs.base import uniform
+from holdover.registry import plugin_names
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
@@ -47,18 +48,18 @@ class ManagerMachine(RuleBasedStateMachine):
         data=st.data(),
         block_tokens=st.sampled_from([1, 3, 4]),
         extra=st.integers(0, 6),
+        eviction=st.sampled_from(plugin_names("holdover.cache.eviction")),
     )
-    def build(self, data, block_tokens, extra):
+    def build(self, data, block_tokens, extra, eviction):
         model = data.draw(st.sampled_from(self.models))
         layers = tuple(LayerSpec(attention_planes(1, 1), r) for r in MODELS[model])
         self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
         peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
         self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)
-        self.manager = CacheManager(self.layout, self.arena, seed=b"w")
+        self.manager = CacheManager(self.layout, self.arena, eviction=eviction, seed=b"w")
         self.running: list[tuple] = []  # (sequence, all its tokens, crcs)
         self.parked: list[tuple[str, list[int]]] = []
         self.reserved: dict = {}
-        self.after_build()
         self.after_build()
 
     @rule(

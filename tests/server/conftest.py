@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,14 +15,11 @@ import pytest
 
 from holdover.config import Config
 from holdover.server.app import create_app
-from holdover.server.run import HoldoverServer, listen
+from holdover.server.run import HoldoverServer, bind
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scripted import ByteTokenizer, ScriptedEngine
+from .scripted import CONTEXT_TOKENS, ByteTokenizer, ScriptedEngine
 
 MODEL = "acme/scripted"
-CONTEXT_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def live(
     max_context_tokens: int = CONTEXT_TOKENS,
 ) -> Iterator[Live]:
     app = create_app(engine, tokenizer, config, model, max_context_tokens)
-    listener = listen("127.0.0.1", 0)
+    listener = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = HoldoverServer(app, app.state.drain, engine, config, ready.set)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)

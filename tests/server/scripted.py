@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdover.engine.admission import check_request
 from holdover.engine.api import (
     EngineStats,
     Event,
@@ -26,6 +27,7 @@ from holdover.engine.api import (
 from holdover.errors import RequestError
 
 BLOCK_BYTES = 1024
+CONTEXT_TOKENS = 4096
 EOS = 256
 
 
@@ -107,8 +109,7 @@ class ScriptedEngine:
         n: int = 1,
         tenant: str = "",
     ) -> str:
-        if any(not 0 <= token < ByteTokenizer.vocab_size for token in prompt):
-            raise RequestError("prompt", "prompt has unknown token ids; they go from 0 to 256")
+        check_request(prompt, params, n, ByteTokenizer.vocab_size, CONTEXT_TOKENS)
         if len(prompt) > self.capacity_tokens:
             text = f"prompt has {len(prompt)} tokens; {self.capacity_tokens} would fit"
             raise RequestError("prompt", text, "context_length_exceeded")

@@ -7,7 +7,7 @@ import sys
 from scripted import ByteTokenizer, ScriptedEngine
 
 from holdover.config import Config
-from holdover.server.run import serve
+from holdover.server.run import bind, serve
 
 
 def main() -> None:
@@ -15,7 +15,8 @@ def main() -> None:
     serve(
         ScriptedEngine(lambda prompt: b"abcdefghij", step_s),
         ByteTokenizer(),
-        Config(port=0, grace_s=grace_s),
+        Config(grace_s=grace_s),
+        bind("127.0.0.1", 0),
         model_name="scripted",
         max_context_tokens=4096,
         on_ready=lambda url: print(url, flush=True),

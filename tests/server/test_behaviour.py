@@ -91,7 +91,7 @@ def test_a_slow_client_holds_up_nobody(start: Any, soon: Soon) -> None:
         + f"Content-Length: {len(data)}\r\n\r\n".encode()
         + data
     )
-    assert soon(lambda: server.engine.generated_tokens > 64 * 50)
+    assert soon(lambda: server.engine.generated_tokens > 64 * 50, timeout_s=30)
     reply = server.client().completions.create(model=server.model, prompt="x")
     assert reply.choices[0].text == "quick"
     assert server.engine.longest_sink_s < 0.5

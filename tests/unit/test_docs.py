@@ -50,6 +50,7 @@ def test_what_the_docs_show_is_what_is_printed(command: str, output: str) -> Non
 
 def test_make_serve_and_the_curl_of_the_readme() -> None:
     """The two commands are make's; the request under them is answered by what they start."""
+    assert (ROOT / ".venv/installed").exists(), "run by `make test`: here it would install first"
     readme = (ROOT / "README.md").read_text()
     assert "make serve" in readme
     assert "make test" in readme

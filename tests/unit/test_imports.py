@@ -16,7 +16,7 @@ ROOT = Path(holdover.__file__).parent
 
 # Rooms of one line may not import each other; those of a later line may import the earlier ones.
 LAYERS = (
-    ("errors", "units", "registry", "config"),
+    ("errors", "units", "files", "registry", "config"),
     ("spec",),
     ("codecs", "geometry", "weights", "text"),
     ("plan", "cache", "kernels"),
@@ -28,7 +28,7 @@ LAYERS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 BASE = LAYERS[0]  # single files, which may read each other
-TORCH_FREE = ("spec", "geometry", "plan", "errors", "units", "registry", "config")
+TORCH_FREE = ("spec", "geometry", "plan", *LAYERS[0])
 LIBRARIES = frozenset({"torch", "transformers", "safetensors", "gguf", "fastapi", "uvicorn"})
 
 

@@ -41,6 +41,13 @@ def test_what_is_no_size_names_the_flag_and_the_form(text: str) -> None:
         parse_bytes(text, "--memory")
 
 
+def test_a_size_of_no_machine() -> None:
+    """mmap takes no more, and a float none of this length."""
+    for text in (str(2**63), "9" * 400 + ".5", "99999999999999999999999999GiB"):
+        with pytest.raises(ConfigError, match=r"--memory: .* more than any machine has"):
+            parse_bytes(text, "--memory")
+
+
 @given(st.integers(0, 2**62))
 def test_exact_counts_survive_and_formatting_is_close(n_bytes: int) -> None:
     assert parse_bytes(str(n_bytes)) == n_bytes
@@ -78,6 +85,11 @@ def test_an_unknown_setting_is_fatal_and_lists_the_known_ones() -> None:
         ({"dtype": "fp8"}, "--dtype: 'fp8'"),
         ({"port": 65536}, "--port: 65536"),
         ({"grace_s": -1.0}, "--grace-s"),
+        ({"grace_s": float("nan")}, "--grace-s"),
+        ({"threads": 100_000}, "--threads: 100000 is too many; the most is 1024"),
+        ({"api_keys": ("good", "")}, "--api-key: a key is empty"),
+        ({"api_keys": ("padded ",)}, "--api-key"),
+        ({"api_keys": ("\udcff",)}, "--api-key"),
     ],
 )
 def test_settings_that_cannot_work_name_their_flag(settings: dict, message: str) -> None:

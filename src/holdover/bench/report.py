@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from holdover.bench.load import Run
+from holdover.bench.run import Run
 
 BENCH_SCHEMA = "holdover.bench/1"
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from holdover.errors import BudgetError
+from holdover.units import format_bytes
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,8 +40,15 @@ class HostArena:
 
         import torch
 
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         # torch.zeros writes every page: seconds at start, and memory taken that may never be used.
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, nbytes, flags=flags)
+        except (OSError, OverflowError) as error:
+            raise BudgetError(
+                f"this machine refuses the {format_bytes(nbytes)} of the KV arena ({error}); "
+                "give less with --kv-memory"
+            ) from error
         self.bytes: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
 
     @property

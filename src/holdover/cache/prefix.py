@@ -13,7 +13,7 @@ The index holds no references and allocates nothing; the manager does both.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import itertools
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -45,6 +45,7 @@ class PrefixIndex:
         self._seed = seed
         self._n_groups = n_groups
         self._run_bytes = block_tokens * TOKEN_BYTES
+        self._collisions = itertools.count()
         self._by_key: dict[bytes, Entry] = {}
         self._children: dict[bytes, dict[Entry, None]] = {}
 
@@ -75,7 +76,8 @@ class PrefixIndex:
         if entry is None:
             key = self._hash(parent, run) if len(run) == self._run_bytes else None
             if key is not None and key in self._by_key:
-                return secrets.token_bytes(16)  # a collision: nobody will find what follows this
+                # A collision: nobody will find what follows a key that is no digest and used once.
+                return b"collision %d" % next(self._collisions)
             entry = Entry(parent, key, run, [None] * self._n_groups)
             self._children.setdefault(parent, {})[entry] = None
             if key is not None:

@@ -18,14 +18,6 @@ class SectorPool:
         self._open: list[dict[int, list[int]]] = [{} for _ in layout.blocks]
         self._n_free = [0] * len(layout.blocks)
 
-    @property
-    def n_free_sectors(self) -> int:
-        return len(self._free_sectors)
-
-    def n_free_blocks(self, group: int) -> int:
-        """Free blocks in the sectors that the group already has."""
-        return self._n_free[group]
-
     def take(self, group: int) -> int | None:
         """A free block number, from a new sector if need be; None when a sector must come back."""
         if not self._open[group]:

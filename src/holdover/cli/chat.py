@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdover.cli.options import ENGINE_FIELDS, MODEL_FIELDS, PLAN_FIELDS, config_command
+from holdover.cli.options import ENGINE_FIELDS, PLAN_FIELDS, config_command
 from holdover.config import Config
 from holdover.errors import HoldoverError, RequestError
 from holdover.units import format_bytes
@@ -29,7 +29,7 @@ _HELP = "/reset starts over, /stats shows the engine, /exit ends; Ctrl-C stops a
 
 
 def register(app: typer.Typer) -> None:
-    @config_command(app, "chat", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS)
+    @config_command(app, "chat", PLAN_FIELDS + ENGINE_FIELDS)
     def chat(
         config: Config,
         system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -51,8 +51,8 @@ def register(app: typer.Typer) -> None:
 
         from holdover.cli.loading import load_engine
 
-        engine, tokenizer = load_engine(planned)
-        session = ChatSession(engine, tokenizer, planned.layout, params, system)
+        engine = load_engine(planned)
+        session = ChatSession(engine, engine.tokenizer, planned.layout, params, system)
         try:
             _talk(session)
         finally:
@@ -127,8 +127,9 @@ class _Turn:
         first_s = self._first_s if self._first_s is not None else self._end_s
         # The last token was never fed back: it has no rows.
         n_stored = usage.prompt_tokens + max(0, usage.completion_tokens - 1)
+        held_bytes = layout.held_bytes(layout.live_blocks(n_stored))
         parts = [
-            f"KV {format_bytes(conversation_bytes(layout, n_stored))} for {n_stored} tokens",
+            f"KV {format_bytes(held_bytes)} for {n_stored} tokens",
             f"reused {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens",
             f"first token {1000 * (first_s - self._start_s):.0f} ms",
         ]
@@ -140,19 +141,9 @@ class _Turn:
         return ", ".join(parts)
 
 
-def conversation_bytes(layout: CacheLayout, n_tokens: int) -> int:
-    """Whole blocks that hold a conversation of `n_tokens` stored tokens between two steps."""
-    from holdover.spec.residency import step_blocks
-
-    return layout.held_bytes(
-        [
-            step_blocks(block.group.residency, n_tokens, n_tokens, block.block_tokens).n_blocks
-            for block in layout.blocks
-        ]
-    )
-
-
 def _talk(session: ChatSession) -> None:
+    if sys.stdin is None:  # closed: nothing will ever be said
+        return
     interactive = sys.stdin.isatty()
     if interactive:
         print(_HELP, file=sys.stderr)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from holdover.engine.engine import Engine
     from holdover.engine.planning import Planned
-    from holdover.text import Tokenizer
     from holdover.weights import Checkpoint, TensorInfo
 
 
@@ -59,13 +58,10 @@ class WatchedCheckpoint:
         return self.checkpoint.digest()
 
 
-def load_engine(planned: Planned) -> tuple[Engine, Tokenizer]:
-    """A running engine as planned, and the model's tokenizer."""
+def load_engine(planned: Planned) -> Engine:
+    """A running engine as planned."""
     from holdover.engine.build import build_engine
-    from holdover.text import load_tokenizer
 
-    tokenizer = load_tokenizer(planned.checkpoint)
     with progress_bar("loading weights") as advance:
         watched = WatchedCheckpoint(planned.checkpoint, advance)
-        engine = build_engine(replace(planned, checkpoint=watched), tokenizer)
-    return engine, tokenizer
+        return build_engine(replace(planned, checkpoint=watched))

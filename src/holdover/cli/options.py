@@ -22,15 +22,14 @@ import typer
 from holdover.config import Config, flag
 from holdover.errors import HoldoverError
 
-MODEL_FIELDS = ("model",)
 PLAN_FIELDS = (
-    "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
+    "model", "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
     "step_tokens", "max_context",
 )  # fmt: skip
 ENGINE_FIELDS = ("eviction", "threads")
 SERVER_FIELDS = ("served_name", "host", "port", "api_keys", "grace_s")
 
-_ENVIRONMENT = {"api_keys": "HOLDOVER_API_KEYS"}  # a key on the command line is seen by everyone
+_API_KEYS_VARIABLE = "HOLDOVER_API_KEYS"  # a key on the command line is seen by everyone
 
 
 def config_command(
@@ -110,7 +109,7 @@ def _parameter(name: str) -> inspect.Parameter:
     elif name == "api_keys":
         hint, default = list[str], list(default)
         info = typer.Option(
-            "--api-key", help=field_help()[name], envvar=_ENVIRONMENT[name], show_default=False
+            "--api-key", help=field_help()[name], envvar=_API_KEYS_VARIABLE, show_default=False
         )
     else:
         info = typer.Option(flag(name), help=field_help()[name])

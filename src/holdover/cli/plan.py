@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from holdover.cli.options import MODEL_FIELDS, PLAN_FIELDS, config_command
+from holdover.cli.options import PLAN_FIELDS, config_command
 from holdover.cli.screen import print_json, stdout_console
 from holdover.config import Config
 
 
 def register(app: typer.Typer) -> None:
-    @config_command(app, "plan", MODEL_FIELDS + PLAN_FIELDS)
+    @config_command(app, "plan", PLAN_FIELDS)
     def plan(
         config: Config,
         json: Annotated[bool, typer.Option("--json", help="The same numbers as JSON.")] = False,

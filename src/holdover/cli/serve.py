@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from holdover.cli.options import (
-    ENGINE_FIELDS,
-    MODEL_FIELDS,
-    PLAN_FIELDS,
-    SERVER_FIELDS,
-    config_command,
-)
+from holdover.cli.options import ENGINE_FIELDS, PLAN_FIELDS, SERVER_FIELDS, config_command
 from holdover.config import Config
 
 
 def register(app: typer.Typer) -> None:
-    @config_command(app, "serve", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
+    @config_command(app, "serve", PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
     def serve(config: Config) -> None:
         """Serve a model over OpenAI's API, inside exactly the planned memory."""
         from holdover.engine.planning import plan_serving
@@ -25,15 +19,16 @@ def register(app: typer.Typer) -> None:
         print("\n".join(short_lines(planned.plan)), flush=True)
 
         from holdover.cli.loading import load_engine
-        from holdover.server.run import listen
+        from holdover.server.run import bind
         from holdover.server.run import serve as run_server
 
-        listen(config.host, config.port).close()  # a taken port is better known before the load
-        engine, tokenizer = load_engine(planned)
+        listener = bind(config.host, config.port)  # a taken port: better known before the load
+        engine = load_engine(planned)
         run_server(
             engine,
-            tokenizer,
+            engine.tokenizer,
             config,
+            listener,
             model_name=planned.model_name,
             max_context_tokens=planned.limits.max_context_tokens,
             on_ready=lambda url: print(f"serving {url}/v1", flush=True),

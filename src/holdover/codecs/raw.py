@@ -40,12 +40,7 @@ class Raw:
     def encode(self, rows: Tensor) -> Mapping[str, Tensor]:
         import torch
 
-        targets = {
-            DType.FP32: torch.float32,
-            DType.BF16: torch.bfloat16,
-            DType.FP16: torch.float16,
-        }
-        return {"data": rows.to(targets[self.dtype])}
+        return {"data": rows.to(getattr(torch, self.dtype.torch_name))}
 
     def decode(self, fields: Mapping[str, Tensor]) -> Tensor:
         return fields["data"].float()

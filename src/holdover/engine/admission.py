@@ -15,7 +15,7 @@ def check_request(
 ) -> int:
     """Returns the most tokens the answer may have. Raises RequestError naming what would work."""
     if not prompt:
-        raise RequestError("prompt", "the prompt is empty; send at least one token")
+        raise RequestError("prompt", "the prompt has no tokens; it must have at least 1")
     if n < 1:
         raise RequestError("n", f"n must be at least 1, not {n}")
     _check_ids("prompt", prompt, vocab_size)

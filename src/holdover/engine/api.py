@@ -15,6 +15,11 @@ from holdover.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
+SHUTTING_DOWN = "shutting_down"
+"""Code of the RequestError with which an engine that has stopped refuses requests."""
+MAX_LOGPROBS = 20
+"""Most likeliest tokens that a request may ask to see at each place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -48,7 +53,7 @@ class SamplingParams:
         _check("repetition_penalty", self.repetition_penalty, 1e-3, 100)
         _check("presence_penalty", self.presence_penalty, -2, 2)
         _check("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check("logprobs", self.logprobs, 0, 20)
+        _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.top_p == 0:
             raise RequestError("top_p", "top_p must be above 0; use temperature 0 for greedy")
         if any(not text for text in self.stop):

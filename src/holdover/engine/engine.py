@@ -5,7 +5,8 @@
     its thread     schedule -> run -> sample -> commit -> emit
 
 Everything but the inbox, the open requests and the last stats belongs to the engine's thread. A
-step that fails ends the running requests and no other; a sink that fails ends its own.
+step that fails ends the running requests and no other; logits that are not finite end the request
+they are of, and a sink that fails its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from functools import partial
 from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
 from holdover.engine.answer import Answer, Request
-from holdover.engine.api import EngineStats, Event, EventSink, FinishReason, SamplingParams
+from holdover.engine.api import (
+    SHUTTING_DOWN,
+    EngineStats,
+    Event,
+    EventSink,
+    FinishReason,
+    SamplingParams,
+)
 from holdover.engine.runner import Runner
 from holdover.engine.sampler import sample
 from holdover.engine.scheduler import Scheduler
@@ -91,7 +99,7 @@ class Engine:
             request.answers[index] = Answer(request, index, sequence, self.tokenizer)
         with self._changed:
             if self._closing:
-                raise RequestError(None, "the engine is shutting down", code="shutting_down")
+                raise RequestError(None, "the engine is shutting down", code=SHUTTING_DOWN)
             self._open[request.request_id] = request
             self._post(partial(self._enter, request))
         return request.request_id
@@ -151,13 +159,20 @@ class Engine:
         logits = self._runner.run(batch)
         rows = [sequence.sample_row() for sequence in batch.sampled]
         sampled = sample(logits, rows) if rows else []
+        for sequence, token in zip(batch.sampled, sampled, strict=True):
+            if token is None:
+                self._scheduler.finish(sequence)  # not committed: its rows are as damaged
         self._scheduler.commit(batch)
         self._steps += 1
-        self._generated_tokens += len(sampled)
         events = []
         for sequence, token in zip(batch.sampled, sampled, strict=True):
             answer = self._answers[sequence]
-            event = answer.push(token)
+            if token is None:
+                _log.error("%s: the model's logits are not finite", answer.request.request_id)
+                event = answer.end("error", "the model's logits are not finite")
+            else:
+                self._generated_tokens += 1
+                event = answer.push(token)
             if event.finish_reason is not None:
                 self._scheduler.finish(sequence)
             self._let_siblings_go(answer.request)
@@ -191,13 +206,17 @@ class Engine:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End a request from outside, unless it just ended by itself."""
+        for answer in self._take_out(request):
+            self._emit(answer, answer.end(reason))
+
+    def _take_out(self, request: Request) -> list[Answer]:
+        """Nothing of the request is computed any more; returns the answers that were open."""
         answers = list(request.answers.values())
         self._let_siblings_go(request)
         for answer in answers:
             self._scheduler.finish(answer.sequence)
         self._stats = self._snapshot()
-        for answer in answers:
-            self._emit(answer, answer.end(reason))
+        return answers
 
     def _emit(self, answer: Answer, event: Event) -> None:
         request = answer.request
@@ -209,12 +228,7 @@ class Engine:
             request.sink(event)
         except Exception:
             _log.exception("the sink of %s failed; the request is dropped", request.request_id)
-            rest = list(request.answers.values())
-            self._let_siblings_go(request)
-            for other in rest:
-                self._scheduler.finish(other.sequence)
-            self._forget(rest)
-            self._stats = self._snapshot()
+            self._forget(self._take_out(request))
 
     def _forget(self, answers: Iterable[Answer]) -> None:
         for answer in answers:

@@ -15,7 +15,7 @@ from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
 from holdover.geometry.base import Geometry, planned_weights_bytes, read_geometry
-from holdover.kernels.base import AttentionShape, KernelModule
+from holdover.kernels.base import KernelModule
 from holdover.plan.activations import activation_bytes
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
@@ -55,10 +55,6 @@ class Planned:
     def limits(self) -> Limits:
         return self.plan.limits
 
-    @property
-    def attention_shape(self) -> AttentionShape:
-        return attention_shape(self.geometry)
-
 
 def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     """Open the model's headers and solve its plan; `machine` is this one when not given.
@@ -70,15 +66,14 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
     layout = CacheLayout.of(CacheSpec.of(geometry.layers, config.block_tokens), uniform(config.kv))
-    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
-    shape = attention_shape(geometry)
+    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
     weights_bytes = planned_weights_bytes(geometry, dtype)
 
     def parts_for(limits: Limits) -> Parts:
         return Parts(
             process_bytes=process_bytes(geometry.vocab_size),
             weights_bytes=weights_bytes,
-            workspace_bytes=kernels.workspace_bytes(layout, limits, shape),
+            workspace_bytes=kernels.workspace_bytes(layout, limits, geometry.query_heads),
             tables_bytes=tables_bytes(layout, limits),
             activations_bytes=activation_bytes(geometry, limits, dtype)
             + sampler_bytes(limits, geometry.vocab_size),
@@ -108,10 +103,6 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
 def process_bytes(vocab_size: int) -> int:
     """Interpreter, libraries and tokenizer: the one part that is measured and not counted."""
     return LIBRARIES_BYTES + vocab_size * TOKENIZER_BYTES_PER_TOKEN
-
-
-def attention_shape(geometry: Geometry) -> AttentionShape:
-    return AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
 
 
 def _compute_dtype(config: Config, machine: Machine) -> DType:

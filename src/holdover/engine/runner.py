@@ -5,8 +5,6 @@ Reads the batch and the manager's block tables; changes only the arena's bytes, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,9 +12,8 @@ from torch import Tensor
 from holdover.cache.manager import CacheManager
 from holdover.engine.scheduler import Batch
 from holdover.kernels.base import AttentionBatch, KernelBackend
-
-if TYPE_CHECKING:
-    from holdover.models.base import Model
+from holdover.models.base import Model
+from holdover.units import ceil_div
 
 
 class Runner:
@@ -40,7 +37,7 @@ class Runner:
 def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:
     """The batch with its block tables, cut to the blocks that hold a token after this step."""
     block_tokens = manager.layout.spec.block_tokens
-    n_blocks = (-(-batch.context_tokens // block_tokens)).tolist()
+    n_blocks = [ceil_div(n, block_tokens) for n in batch.context_tokens.tolist()]
     tables = []
     for group in range(len(manager.layout.blocks)):
         table = np.full((len(n_blocks), max(n_blocks)), -1, dtype=np.int32)

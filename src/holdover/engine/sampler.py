@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdover.engine.api import SamplingParams, TokenLogprob
+from holdover.engine.api import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from holdover.engine.counts import TokenCounts
 from holdover.spec.limits import Limits
 
@@ -27,7 +27,7 @@ _SLICE_ELEMENTS = 2**18  # logits worked on at once; one row if the vocabulary i
 _SCRATCH_BYTES_PER_LOGIT = 48  # copy 4, probabilities 4, running sum 4, sort 12 + its inside 16
 _ROW_SCRATCH_BYTES = 4096  # per row: parameters, the likeliest tokens, results
 _HEADS = (64, 1024)  # sorted heads tried before the whole vocabulary is sorted
-_MAX_LOGPROBS = 20
+_LEAST_FP32 = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +65,34 @@ def sampler_bytes(limits: Limits, vocab_size: int) -> int:
     return rows * vocab_size * _SCRATCH_BYTES_PER_LOGIT + limits.max_sequences * _ROW_SCRATCH_BYTES
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
     """One token per row of `logits` [rows, vocab] float32, which stay as they are.
 
-    Raises FloatingPointError if a row has NaN where its token is chosen.
+    None for a row with NaN or without a finite largest logit: it has no token to choose. Other rows
+    are not affected.
     """
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)}"
     tokens = np.full(len(rows), -1, dtype=np.int64)
-    greedy = [i for i, row in enumerate(rows) if row.is_plain_greedy]
-    if greedy:
-        best, arg = logits.max(-1)
-        if bool(best.isnan().any()):
-            raise FloatingPointError("the model's logits contain NaN")
-        tokens[greedy] = arg.numpy(force=True)[greedy]
+    best, arg = logits.max(-1)  # NaN where there is any
+    sound = best.isfinite().numpy(force=True)
+    greedy = [i for i, row in enumerate(rows) if row.is_plain_greedy and sound[i]]
+    tokens[greedy] = arg.numpy(force=True)[greedy]
     per_slice = _rows_per_slice(logits.shape[1])
-    others = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
+    others = [i for i, row in enumerate(rows) if not row.is_plain_greedy and sound[i]]
     for start in range(0, len(others), per_slice):
         index = others[start : start + per_slice]
         tokens[index] = _sample_slice(logits, index, [rows[i] for i in index])
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
-    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None and sound[i]]
     for start in range(0, len(wanted), per_slice):
         index = wanted[start : start + per_slice]
         counts = [rows[i].params.logprobs or 0 for i in index]
         for i, logprob in zip(index, _logprobs(logits, index, tokens[index], counts), strict=True):
             logprobs[i] = logprob
-    return [Sampled(int(t), lp) for t, lp in zip(tokens, logprobs, strict=True)]
+    return [
+        Sampled(int(token), logprob) if fine else None
+        for token, fine, logprob in zip(tokens, sound, logprobs, strict=True)
+    ]
 
 
 def _rows_per_slice(vocab_size: int) -> int:
@@ -105,14 +107,12 @@ def _sample_slice(logits: Tensor, index: list[int], rows: Sequence[SampleRow]) -
     _add_bias(scores, rows)
     _penalise(scores, rows)
     best, arg = scores.max(-1, keepdim=True)
-    if bool(best.isnan().any()):
-        raise FloatingPointError("the model's logits contain NaN")
     tokens = arg[:, 0].numpy(force=True)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not drawn:
         return tokens
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
-    scores.sub_(best).div_(_column(scores, [r.params.temperature or 1.0 for r in rows]))
+    scores.sub_(best).div_(_column(scores, [_fp32(r.params.temperature) or 1.0 for r in rows]))
     if any(row.params.min_p > 0 for row in rows):
         floor = [math.log(r.params.min_p) if r.params.min_p > 0 else -math.inf for r in rows]
         scores.masked_fill_(scores < _column(scores, floor), -math.inf)
@@ -153,7 +153,7 @@ def _draw_cut(
     # Under top_k the mass is that of the k; else it is all of it, whether in the head or not.
     limited = [row.params.top_k > 0 for row in rows]
     total = mass[:, -1:].where(ids.new_tensor(limited).bool()[:, None], mass.new_ones(1))
-    goal = _column(mass, [row.params.top_p for row in rows]) * total
+    goal = _column(mass, [_fp32(row.params.top_p) for row in rows]) * total
     enough = (mass[:, -1:] >= goal)[:, 0].numpy(force=True) | np.asarray(limited)
     top.masked_fill_(mass - top >= goal, 0.0)
     picked = _draw(top, [row.uniform for row in rows])
@@ -215,12 +215,17 @@ def _logprobs(
     values = logits[_ids(logits, index)].log_softmax(-1)
     chosen = values.gather(1, _ids(logits, tokens)[:, None])[:, 0].tolist()
     # Always as many, so that ties at the end do not depend on what other rows ask for.
-    top, ids = values.topk(min(_MAX_LOGPROBS, values.shape[1]))
+    top, ids = values.topk(min(MAX_LOGPROBS, values.shape[1]))
     pairs = [list(zip(i, t, strict=True)) for i, t in zip(ids.tolist(), top.tolist(), strict=True)]
     return [
         TokenLogprob(int(token), logprob, tuple(pair[:n]))
         for token, logprob, pair, n in zip(tokens, chosen, pairs, counts, strict=True)
     ]
+
+
+def _fp32(value: float) -> float:
+    """A value above 0 as one that is still above 0 in fp32."""
+    return max(value, _LEAST_FP32) if value else value
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:

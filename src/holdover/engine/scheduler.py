@@ -96,12 +96,13 @@ class Scheduler:
         return _batch(work) if work else None
 
     def commit(self, batch: Batch) -> None:
-        """The rows of the batch are written."""
+        """The rows of the batch are written; those of sequences finished since are left out."""
         starts = batch.query_start.tolist()
         token_ids = batch.token_ids.tolist()
         for sequence, start, stop in zip(batch.sequences, starts, starts[1:], strict=False):
-            assert sequence.cache is not None
-            self._manager.commit(sequence.cache, token_ids[start:stop])
+            if sequence.state is not State.FINISHED:
+                assert sequence.cache is not None
+                self._manager.commit(sequence.cache, token_ids[start:stop])
 
     def _share_budget(self) -> list[tuple[Sequence, int]]:
         """Tokens for each running sequence: single ones first, then prompts, oldest first."""

@@ -13,6 +13,11 @@ from typing import Any
 from holdover.errors import ConfigError, UnsupportedModelError
 from holdover.geometry.base import Activation
 
+MAX_SIZE = 2**31 - 1
+"""Most of anything a config counts: what is larger is damage, and would overflow further on."""
+_LEAST_NUMBER, _LARGEST_NUMBER = 1e-37, 1e38  # of fp32
+MAX_LAYERS = 10_000  # each becomes an object, so the count alone must not fill the memory
+
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -37,40 +42,56 @@ class Fields:
         value = self.values.get(name)
         return self.defaults.get(name) if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
+    def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """A positive whole number, at most `most`."""
         value = self._needed(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(name, f"{value!r} is not a positive whole number")
+            raise self.wrong(name, f"{_shown(value)} is not a positive whole number")
+        if value > most:
+            raise self.wrong(name, f"{_shown(value)} cannot be right; the most is {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number that fp32, in which it is used, can hold."""
         value = self._needed(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise self.wrong(name, f"{value!r} is not a positive number")
+            raise self.wrong(name, f"{_shown(value)} is not a positive number")
+        if not _LEAST_NUMBER <= value <= _LARGEST_NUMBER:
+            raise self.wrong(name, f"{_shown(value)} is out of range")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._needed(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(name, f"{value!r} is neither true nor false")
+            raise self.wrong(name, f"{_shown(value)} is neither true nor false")
         return value
 
     def part(self, name: str) -> Mapping[str, Any] | None:
         """A nested object, or None where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, Mapping):
-            raise self.wrong(name, f"{value!r} is not an object")
+            raise self.wrong(name, f"{_shown(value)} is not an object")
         return value
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of positive numbers; empty where there is none."""
+        values = self.get(name)
+        if values is None:
+            return ()
+        if not isinstance(values, list | tuple):
+            raise self.wrong(name, f"{_shown(values)} is not a list of numbers")
+        items = {f"{name}[{index}]": value for index, value in enumerate(values)}
+        return tuple(Fields(items, {}, self.where).number(item) for item in items)
 
     def activation(self, name: str) -> Activation:
         value = self._needed(name, None)
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             known = ", ".join(sorted(_ACTIVATIONS))
-            raise UnsupportedModelError(f"{name} {value!r} is not supported; supported: {known}")
+            raise UnsupportedModelError(
+                f"{name} {_shown(value)} is not supported; supported: {known}"
+            )
         return _ACTIVATIONS[value]
 
     def wrong(self, name: str, reason: str) -> ConfigError:
@@ -113,3 +134,9 @@ def layer_kinds(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
             "supported: full_attention, sliding_attention"
         )
     return tuple(kinds)
+
+
+def _shown(value: object) -> str:
+    """Short enough for a message, whatever the file holds."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

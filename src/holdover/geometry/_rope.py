@@ -37,7 +37,7 @@ def read_rope(
     if scaling.number("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported")
     theta = scaling.number("rope_theta", theta)
-    divisors = tuple(float(value) for value in settings.get("rope_freq_factors") or ())
+    divisors = scaling.numbers("rope_freq_factors")
     if divisors and len(divisors) != dim // 2:
         raise scaling.wrong("rope_freq_factors", f"has {len(divisors)} values, not {dim // 2}")
     if kind == "default":

@@ -174,21 +174,26 @@ def _linear_tensors(geometry: Geometry) -> dict[str, tuple[int, ...]]:
 
 def _model_type(config: Mapping[str, Any], families: Mapping[str, FamilyModule]) -> str | None:
     """The config's model_type, or the one that its first known architecture stands for."""
-    if config.get("model_type"):
-        return str(config["model_type"])
+    model_type = config.get("model_type")
+    if model_type:
+        return str(model_type)
     known = {
         architecture: model_type
         for family in families.values()
         for model_type, architecture in family.MODEL_TYPES.items()
     }
-    named = config.get("architectures") or ()
-    return next((known[name] for name in named if name in known), None)
+    return next((known[name] for name in _architectures(config) if name in known), None)
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    """What the config calls itself; nothing of another type is a name."""
+    named = config.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
 def _name(config: Mapping[str, Any]) -> str:
-    architectures = config.get("architectures") or ()
     model_type = config.get("model_type")
-    parts = [*map(str, architectures), f"(model_type {model_type})" if model_type else ""]
+    parts = [*_architectures(config), f"(model_type {model_type})" if model_type else ""]
     return " ".join(part for part in parts if part) or "without a name (no model_type)"
 
 

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The widest attention of a model, for sizing scratch memory."""
-
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The sequences of one step, flat: sequence s owns tokens [query_start[s], query_start[s+1]).
 
@@ -68,8 +59,8 @@ class KernelBackend(Protocol):
 class KernelModule(Protocol):
     """What a backend's file offers. Importing it does not import torch."""
 
-    def workspace_bytes(self, layout: CacheLayout, limits: Limits, shape: AttentionShape) -> int:
-        """Scratch bytes that suffice for any step within the limits."""
+    def workspace_bytes(self, layout: CacheLayout, limits: Limits, query_heads: int) -> int:
+        """Scratch bytes that suffice for any step within the limits, at `query_heads` or fewer."""
 
     def bind(
         self, arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor

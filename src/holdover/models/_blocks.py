@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from holdover.geometry.base import Activation, Geometry
 from holdover.kernels.base import AttentionStep
 from holdover.models._rope import Angles, rotate
-
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)

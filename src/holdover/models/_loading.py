@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holdover.geometry.base import Geometry
-from holdover.models._blocks import TORCH_DTYPES, AttentionWeights, MlpWeights
+from holdover.models._blocks import AttentionWeights, MlpWeights
 from holdover.spec.dtypes import DType
 from holdover.weights.base import Checkpoint
 
@@ -36,14 +36,15 @@ class Loader:
 
     def stacked(self, names: Sequence[str]) -> Tensor:
         """Some tensors under each other, in the model's dtype."""
+        dtype: torch.dtype = getattr(torch, self.dtype.torch_name)
         if len(names) == 1 and self._is_converted(names[0]):
-            return self.checkpoint.load(names[0], TORCH_DTYPES[self.dtype])
+            return self.checkpoint.load(names[0], dtype)
         shapes = [self.checkpoint.tensors[name].shape for name in names]
         rows = sum(shape[0] for shape in shapes)
-        whole = torch.empty((rows, *shapes[0][1:]), dtype=TORCH_DTYPES[self.dtype])
+        whole = torch.empty((rows, *shapes[0][1:]), dtype=dtype)
         parts = torch.split(whole, [shape[0] for shape in shapes])
         for name, part in zip(names, parts, strict=True):
-            part.copy_(self.checkpoint.load(name, whole.dtype))
+            part.copy_(self.checkpoint.load(name, dtype))
         return whole
 
     def embedding(self) -> Tensor:

@@ -1,0 +1,1 @@
+"""What serving will take, before anything is loaded: the budget solved, and its reports."""

@@ -11,7 +11,7 @@ from holdover.geometry.base import Geometry
 from holdover.spec.dtypes import DType
 from holdover.spec.limits import Limits
 
-_INDEX_BYTES = 8  # int64
+_INT64_BYTES = 8
 _FP32_BYTES = DType.FP32.item_bytes
 
 
@@ -21,7 +21,7 @@ def activation_bytes(geometry: Geometry, limits: Limits, dtype: DType) -> int:
     tokens, rows = limits.step_tokens, limits.max_sequences
     groups = len({layer.residency for layer in g.layers})
     # Token ids, positions and rows; a backend's block and place of each token, per group.
-    inputs = _INDEX_BYTES * (2 * tokens + rows + 2 * tokens * groups)
+    inputs = _INT64_BYTES * (2 * tokens + rows + 2 * tokens * groups)
     tables = len(g.ropes) * 2 * tokens * g.head_dim * item
     residual = tokens * g.hidden_size * item
     layer = max(_angles(g, tokens, item), _attention(g, tokens, item), _mlp(g, tokens, item))

@@ -1,14 +1,16 @@
 """A serving plan as JSON: the numbers that the tables of `holdover plan` show, and no others.
 
 `PLAN_SCHEMA` changes when a key is renamed or changes its meaning; added keys leave it as it is.
+The fields of `Parts`, `Conversations` and `Plane` are keys under their own names.
 Sizes are whole bytes under keys ending in `_bytes`.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from holdover.plan.serving import CONVERSATION_TOKENS, Conversations, ServingPlan
+from holdover.plan.serving import CONVERSATION_TOKENS, ServingPlan
 from holdover.spec.layout import BlockLayout
 from holdover.spec.residency import Chunk, Full, Residency, Window
 
@@ -39,23 +41,15 @@ def plan_json(plan: ServingPlan, with_fields: bool = False) -> dict[str, Any]:
         "bytes_per_token": sum(block.logical_bytes(1) for block in plan.layout.blocks),
         "sectors": {"count": plan.n_sectors, "sector_bytes": plan.layout.sector_bytes},
         "groups": [_group_json(plan, group, with_fields) for group in groups],
-        "conversations": [_conversations_json(plan.conversations(n)) for n in CONVERSATION_TOKENS],
+        "conversations": [asdict(plan.conversations(n)) for n in CONVERSATION_TOKENS],
         "layout_fingerprint": plan.layout.fingerprint.hex(),
     }
 
 
 def memory_items(plan: ServingPlan) -> dict[str, int]:
     """The budget identity's right side, in its order."""
-    parts = plan.parts
-    return {
-        "process_bytes": parts.process_bytes,
-        "weights_bytes": parts.weights_bytes,
-        "workspace_bytes": parts.workspace_bytes,
-        "tables_bytes": parts.tables_bytes,
-        "activations_bytes": parts.activations_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "slack_bytes": plan.slack_bytes,
-    }
+    tail = {"arena_bytes": plan.arena_bytes, "slack_bytes": plan.slack_bytes}
+    return asdict(plan.parts) | tail
 
 
 def residency_text(residency: Residency) -> str:
@@ -108,10 +102,7 @@ def _group_json(plan: ServingPlan, index: int, with_fields: bool) -> dict[str, A
     group: dict[str, Any] = {
         "residency": residency_text(block.group.residency),
         "layers": list(block.group.layers),
-        "planes": [
-            {"name": plane.name, "heads": plane.heads, "dim": plane.dim}
-            for plane in block.group.planes
-        ],
+        "planes": [asdict(plane) for plane in block.group.planes],
         "bytes_per_token": block.logical_bytes(1),
         "block_bytes": block.nbytes,
         "padding_bytes": block.padding_nbytes,
@@ -119,13 +110,3 @@ def _group_json(plan: ServingPlan, index: int, with_fields: bool) -> dict[str, A
         "sector_remainder_bytes": layout.remainder_bytes[index],
     }
     return group | {"fields": field_rows(block)} if with_fields else group
-
-
-def _conversations_json(row: Conversations) -> dict[str, Any]:
-    return {
-        "context_tokens": row.context_tokens,
-        "fit": row.fit,
-        "reason": row.reason,
-        "logical_bytes": row.logical_bytes,
-        "held_bytes": row.held_bytes,
-    }

@@ -15,11 +15,11 @@ from holdover.errors import BudgetError
 from holdover.plan.budget import Budget
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
-from holdover.units import ceil_div, format_bytes
+from holdover.units import ceil_div, format_bytes, largest
 
 CONVERSATION_TOKENS = (1024, 4096, 16384, 131072)
 
-_INDEX_BYTES = 4
+_INT32_BYTES = 4
 _GROWTH = 2  # a table that grows by doubling may have this many times the entries in use
 
 
@@ -133,7 +133,7 @@ def solve(
         limits = replace(ceiling, max_context_tokens=context_tokens)
         return arena_needed_bytes(layout, limits) <= kv_bytes(limits)
 
-    context_tokens = _largest(fits, ceiling_tokens)
+    context_tokens = largest(fits, ceiling_tokens)
     if asked_context_tokens is not None and 0 < context_tokens < ceiling_tokens:
         raise _context_error(layout, ceiling, parts_for, budget, context_tokens)
     if context_tokens == 0:
@@ -178,16 +178,7 @@ def tables_bytes(layout: CacheLayout, limits: Limits) -> int:
     """
     table_entries = ceil_div(limits.max_context_tokens, layout.spec.block_tokens)
     per_sequence = len(layout.blocks) * (1 + _GROWTH) * table_entries + 2
-    return (limits.max_sequences * per_sequence + 1) * _INDEX_BYTES
-
-
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return (limits.max_sequences * per_sequence + 1) * _INT32_BYTES
 
 
 def _context_error(

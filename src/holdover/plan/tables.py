@@ -55,7 +55,7 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
     )
     return (
         f"{report['model']} ({report['architecture']}, {report['dtype']}, KV {report['kv']}): "
-        f"{format_bytes(plan.memory_bytes)} in all",
+        f"{format_bytes(report['memory_bytes'])} in all",
         *report["derivation"],
         f"arena {format_bytes(memory['arena_bytes'])} at {report['bytes_per_token']:,} bytes a "
         f"token; context {limits['max_context_tokens']} tokens; conversations that fit: {fits}",

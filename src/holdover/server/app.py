@@ -11,12 +11,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import holdover
 from holdover.config import Config
-from holdover.engine.api import EngineLike
+from holdover.engine.api import SHUTTING_DOWN, EngineLike
+from holdover.errors import RequestError
 from holdover.server.context import Context, Drain, TokenizerLike
-from holdover.server.errors import SHUTTING_DOWN, Problem, error_response, install
+from holdover.server.errors import Problem, error_response, install
 from holdover.server.gate import Gate
 from holdover.server.metrics import Metrics
-from holdover.server.protocol import DetokenizeRequest, TokenizeRequest, check_token
+from holdover.server.protocol import DetokenizeRequest, TokenizeRequest
 from holdover.server.replies import Detokenized, Model, ModelList, Tokens
 from holdover.server.routes import (
     check_model,
@@ -106,7 +107,9 @@ def _token_routes(app: FastAPI, context: Context) -> None:
         asked = await read(request, DetokenizeRequest)
         check_model(context, asked.model)
         for i, token in enumerate(asked.tokens):
-            check_token(f"tokens[{i}]", token, tokenizer.vocab_size)
+            if not 0 <= token < tokenizer.vocab_size:
+                known = f"they go from 0 to {tokenizer.vocab_size - 1}"
+                raise RequestError(f"tokens[{i}]", f"tokens[{i}]: {token} is no token id; {known}")
         text = await off_loop(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
         return Response(Detokenized(prompt=text).model_dump_json(), media_type="application/json")
 

@@ -18,13 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from holdover.engine.api import SHUTTING_DOWN
 from holdover.errors import RequestError
 from holdover.server.fields import unknown
 
-log = logging.getLogger("holdover.server")
-
-SHUTTING_DOWN = "shutting_down"
-"""The code with which an engine that has stopped refuses requests."""
+_log = logging.getLogger(__name__)
 
 _CODES = {
     "missing": "missing_required_parameter",
@@ -147,7 +145,7 @@ def install(app: FastAPI) -> None:
 
     async def bug(request: Request, error: Exception) -> Response:
         # starlette raises it again after this answer, so its traceback is in the log
-        log.error("%s %s failed: %r", request.method, request.url.path, error)
+        _log.error("%s %s failed: %r", request.method, request.url.path, error)
         return error_response(Problem(500, "internal error; the server's log has the cause"))
 
     app.add_exception_handler(ApiError, api_error)

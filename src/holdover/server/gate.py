@@ -13,8 +13,9 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdover.engine.api import SHUTTING_DOWN
 from holdover.server.context import Context
-from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem, error_response
+from holdover.server.errors import ApiError, Problem, error_response
 from holdover.server.limits import MAX_BODY_BYTES
 
 _OPEN = frozenset({"/", "/health"})

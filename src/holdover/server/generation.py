@@ -42,18 +42,13 @@ class Answer:
     """One answer, put together from its events."""
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    usage: Usage | None = None
-    last_token_s: float | None = None
 
     def add(self, event: Event) -> None:
         self.text += event.text
-        self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason
-        self.usage = event.usage or self.usage
 
 
 class Generation:
@@ -78,6 +73,7 @@ class Generation:
                     engine.submit(prompt, job.params, sink, n=job.n, tenant=job.tenant)
                 )
         except BaseException:
+            self._open.clear()  # a request that was refused has no answers to count
             self.cancel()
             raise
 

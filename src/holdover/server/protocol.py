@@ -1,7 +1,8 @@
 """Requests as the OpenAI API words them, checked and turned into what the engine understands.
 
 Types are strict (no "1" for 1) and null means "not given". Ranges of sampling parameters are
-checked by `SamplingParams` alone. Every refusal names the field as the client wrote it.
+checked by `SamplingParams` alone, token ids and lengths by the engine's `submit`. Every refusal
+names the field as the client wrote it.
 """
 
 from __future__ import annotations
@@ -143,9 +144,7 @@ class GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def _sampling(
-        self, vocab_size: int, max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
+    def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         given = {
             name: getattr(self, name)
             for name in (
@@ -154,26 +153,22 @@ class GenerationRequest(BaseModel):
             )
             if getattr(self, name) is not None
         }  # fmt: skip
-        stop_ids = tuple(self.stop_token_ids or ())
-        for token in stop_ids:
-            check_token("stop_token_ids", token, vocab_size)
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
             top_k=max(0, self.top_k or 0),  # -1 is another common word for "off"
             stop=tuple(self.stop or ()),
-            stop_token_ids=stop_ids,
-            logit_bias=self._biases(vocab_size),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=self._biases(),
             **given,
         )
 
-    def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    def _biases(self) -> tuple[tuple[int, float], ...]:
         biases = []
         for key, bias in (self.logit_bias or {}).items():
             if not (key.isascii() and key.isdigit() and len(key) < 12):
                 text = f"logit_bias: {key[:32]!r} is not a token id"
                 raise RequestError("logit_bias", text)
-            check_token("logit_bias", int(key), vocab_size)
             biases.append((int(key), bias))
         return tuple(biases)
 
@@ -203,10 +198,9 @@ class ChatRequest(GenerationRequest):
             names["max_tokens"] = "max_completion_tokens"
         return names
 
-    def sampling(self, vocab_size: int) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         limit = self.max_completion_tokens
         return self._sampling(
-            vocab_size,
             self.max_tokens if limit is None else limit,
             (self.top_logprobs or 0) if self.logprobs else None,
         )
@@ -227,8 +221,8 @@ class CompletionRequest(GenerationRequest):
             text = "echo with logprobs is not supported: prompt tokens have no logprobs here"
             raise RequestError("echo", text, "unsupported_parameter")
 
-    def sampling(self, vocab_size: int) -> SamplingParams:
-        return self._sampling(vocab_size, self.max_tokens, self.logprobs)
+    def sampling(self) -> SamplingParams:
+        return self._sampling(self.max_tokens, self.logprobs)
 
 
 class TokenizeRequest(BaseModel):
@@ -271,9 +265,3 @@ def check_messages(messages: list[Message]) -> None:
                 raise RequestError(name, text, "unsupported_parameter")
             text = unknown(extra, ("role", "content", *MESSAGE_IGNORED))
             raise RequestError(name, f"messages[{i}]: {text}", "unknown_parameter")
-
-
-def check_token(name: str, token: int, vocab_size: int) -> None:
-    if not 0 <= token < vocab_size:
-        text = f"{name}: {token} is not a token id; they go from 0 to {vocab_size - 1}"
-        raise RequestError(name, text)

@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdover.engine.api import Event
-from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem
+from holdover.engine.api import SHUTTING_DOWN, Event
+from holdover.server.errors import ApiError, Problem
 from holdover.server.generation import Answer, Generation, collect
 from holdover.server.replies import Usage, total_usage
 
-log = logging.getLogger("holdover.server")
+_log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -130,7 +130,7 @@ def _failure(event: Event) -> Problem | None:
     if event.finish_reason == "cancelled":
         return Problem(503, "the server is shutting down", None, SHUTTING_DOWN)
     if event.finish_reason == "error":
-        log.error("the engine failed on a request: %s", event.error)
+        _log.error("the engine failed on a request: %s", event.error)
         text = "the engine failed on this request; the server's log has the cause"
         return Problem(500, text, None, "engine_error")
     return None

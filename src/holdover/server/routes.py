@@ -13,10 +13,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from holdover.engine.api import SamplingParams
+from holdover.engine.api import SHUTTING_DOWN
 from holdover.errors import RequestError
 from holdover.server.context import Context
-from holdover.server.errors import SHUTTING_DOWN, ApiError, Problem, from_request_error
+from holdover.server.errors import ApiError, Problem, from_request_error
 from holdover.server.generation import Generation, Job
 from holdover.server.limits import DEFAULT_COMPLETION_TOKENS, INLINE_CHARS, MAX_BODY_S
 from holdover.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Message
@@ -36,11 +36,10 @@ def generation_routes(context: Context) -> APIRouter:
         asked = await read(request, ChatRequest)
         check_model(context, asked.model)
         try:
-            params = asked.sampling(context.tokenizer.vocab_size)
+            params = asked.sampling()
             prompt = await encode_messages(
                 context, asked.messages, asked.add_generation_prompt is not False
             )
-            check_length(context, len(prompt), params, "messages")
             head = _head(context, request, "chatcmpl")
             writer = ChatWriter(head, context.tokenizer, bool(asked.logprobs))
             n, tenant = asked.n or 1, request.state.tenant
@@ -54,12 +53,10 @@ def generation_routes(context: Context) -> APIRouter:
         started_s = time.perf_counter()
         asked = await read(request, CompletionRequest)
         check_model(context, asked.model)
-        params = asked.sampling(context.tokenizer.vocab_size)
+        params = asked.sampling()
         prompts = await _encode_prompts(context, asked)
-        for prompt in prompts:
-            check_length(context, len(prompt), params, "prompt")
-        if params.max_tokens is None:
-            room = context.max_context_tokens - max(map(len, prompts))
+        room = context.max_context_tokens - max(map(len, prompts))
+        if params.max_tokens is None and room > 0:
             params = replace(params, max_tokens=min(DEFAULT_COMPLETION_TOKENS, room))
         n, tenant = asked.n or 1, request.state.tenant
         head = _head(context, request, "cmpl")
@@ -151,28 +148,9 @@ def check_model(context: Context, model: str | None) -> None:
         raise ApiError(Problem(404, text, "model", "model_not_found"))
 
 
-def check_length(context: Context, n_prompt: int, params: SamplingParams, field: str) -> None:
-    """Refuse what the context can never hold, with the numbers."""
-    limit = context.max_context_tokens
-    if n_prompt == 0:
-        raise RequestError(field, "the prompt has no tokens; it must have at least 1")
-    if n_prompt >= limit:
-        text = (
-            f"the prompt has {n_prompt} tokens; the context of {limit} tokens holds at most "
-            f"{limit - 1} of prompt and 1 of answer"
-        )
-        raise RequestError(field, text, "context_length_exceeded")
-    if params.max_tokens is not None and n_prompt + params.max_tokens > limit:
-        text = (
-            f"max_tokens {params.max_tokens} and {n_prompt} prompt tokens are more than the "
-            f"context of {limit} tokens; at most {limit - n_prompt} would fit"
-        )
-        raise RequestError("max_tokens", text, "context_length_exceeded")
-
-
 def _head(context: Context, request: Request, kind: str) -> Head:
     name = f"{kind}-{request.state.request_id}"
-    return Head(name, int(time.time()), context.model_name)
+    return Head(id=name, created=int(time.time()), model=context.model_name)
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:

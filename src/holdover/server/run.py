@@ -32,27 +32,29 @@ def serve(
     engine: EngineLike,
     tokenizer: TokenizerLike,
     config: Config,
+    listener: socket.socket,
     *,
     model_name: str,
     max_context_tokens: int,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until a signal comes; then shut the engine down and return.
+    """Serve on a socket from `bind` until a signal comes; then shut the engine down and return.
 
-    `on_ready` gets one line with the URL once requests are answered. Raises ConfigError when the
-    address cannot be had.
+    `on_ready` gets the URL once requests are answered.
     """
     app = create_app(engine, tokenizer, config, model_name, max_context_tokens)
-    listener = listen(config.host, config.port)
-    server = HoldoverServer(app, app.state.drain, engine, config, lambda: on_ready(_line(listener)))
+    server = HoldoverServer(app, app.state.drain, engine, config, lambda: on_ready(_url(listener)))
     try:
         server.run(sockets=[listener])
     finally:
         server.stop_engine(0.0)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, so that a bad address is known before anything is said."""
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a bad address is known before anything is loaded.
+
+    Nobody can connect until `serve` has it. Raises ConfigError when the address cannot be had.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -167,6 +169,6 @@ class HoldoverServer(uvicorn.Server):
                 self._engine.shutdown(grace_s)
 
 
-def _line(listener: socket.socket) -> str:
+def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from holdover.engine.api import Event, TokenLogprob
 from holdover.server.context import TokenizerLike
@@ -26,8 +27,7 @@ from holdover.server.replies import (
 from holdover.server.replies import TokenLogprob as ReplyTokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(TypedDict):
     """What every piece of one response begins with."""
 
     id: str
@@ -55,13 +55,9 @@ class ChatWriter:
         return pieces
 
     def usage(self, usage: Usage) -> ChatChunk:
-        head = self.head
-        return ChatChunk(
-            id=head.id, created=head.created, model=head.model, choices=[], usage=usage
-        )
+        return ChatChunk(**self.head, choices=[], usage=usage)
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> ChatCompletion:
-        head = self.head
         choices = [
             ChatChoice(
                 index=i,
@@ -71,9 +67,7 @@ class ChatWriter:
             )
             for i, answer in enumerate(answers)
         ]
-        return ChatCompletion(
-            id=head.id, created=head.created, model=head.model, choices=choices, usage=usage
-        )
+        return ChatCompletion(**self.head, choices=choices, usage=usage)
 
     def _chunk(
         self,
@@ -85,8 +79,7 @@ class ChatWriter:
         choice = ChatChunkChoice(
             index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
-        head = self.head
-        return ChatChunk(id=head.id, created=head.created, model=head.model, choices=[choice])
+        return ChatChunk(**self.head, choices=[choice])
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self.logprobs:
@@ -129,27 +122,20 @@ class CompletionWriter:
         return (self._piece(event.index, text, event.logprobs, event.finish_reason),)
 
     def usage(self, usage: Usage) -> Completion:
-        head = self.head
-        return Completion(
-            id=head.id, created=head.created, model=head.model, choices=[], usage=usage
-        )
+        return Completion(**self.head, choices=[], usage=usage)
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
-        head = self.head
         choices = [
             self._choice(i, self.echoes[i] + answer.text, answer.logprobs, answer.finish_reason)
             for i, answer in enumerate(answers)
         ]
-        return Completion(
-            id=head.id, created=head.created, model=head.model, choices=choices, usage=usage
-        )
+        return Completion(**self.head, choices=choices, usage=usage)
 
     def _piece(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None
     ) -> Completion:
-        head = self.head
         choice = self._choice(index, text, logprobs, finish_reason)
-        return Completion(id=head.id, created=head.created, model=head.model, choices=[choice])
+        return Completion(**self.head, choices=[choice])
 
     def _choice(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None

@@ -15,3 +15,8 @@ class DType(StrEnum):
     @property
     def item_bytes(self) -> int:
         return {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "uint8": 1}[self.value]
+
+    @property
+    def torch_name(self) -> str:
+        """`getattr(torch, dtype.torch_name)`: this room does not import torch."""
+        return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(self, self.value)

@@ -19,8 +19,8 @@ from typing import Protocol
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec, Group
 from holdover.spec.layers import Plane
-from holdover.spec.residency import Ints, live_tokens, peak_blocks, read_tokens
-from holdover.units import ceil_div, round_up
+from holdover.spec.residency import Ints, live_tokens, peak_blocks, read_tokens, step_blocks
+from holdover.units import ceil_div, largest, round_up
 
 ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register
 
@@ -152,24 +152,20 @@ class CacheLayout:
             for b in self.blocks
         )
 
-    def max_context_tokens(self, n_sectors: int, step_tokens: int, limit_tokens: int) -> int:
-        """Longest context of one sequence that `n_sectors` always hold, at most `limit_tokens`."""
-        low, high = 0, limit_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.sectors_for(self.peak_blocks(middle, step_tokens)) <= n_sectors
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+    def live_blocks(self, n_tokens: int) -> tuple[int, ...]:
+        """Blocks per group that one sequence of `n_tokens` holds between two steps."""
+        return tuple(
+            step_blocks(b.group.residency, n_tokens, n_tokens, b.block_tokens).n_blocks
+            for b in self.blocks
+        )
 
     def max_conversations(self, n_sectors: int, context_tokens: int) -> int:
         """Conversations of `context_tokens`, all of them decoding, that `n_sectors` hold."""
         blocks = self.peak_blocks(context_tokens, step_tokens=1)
-        low, high = 0, sum(n_sectors * per for per in self.blocks_per_sector)
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.sectors_for([middle * n for n in blocks]) <= n_sectors
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        return largest(
+            lambda n: self.sectors_for([n * count for count in blocks]) <= n_sectors,
+            sum(n_sectors * per for per in self.blocks_per_sector),
+        )
 
     def logical_bytes(self, n_tokens: int) -> int:
         """Bytes by the formula of one conversation of `n_tokens`: only what is still live."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import tokenizers
 
 from holdover.errors import ModelFileError
+from holdover.files import read_json
 from holdover.text.chat import ChatTemplate
 from holdover.text.tokenizer import Tokenizer, TokenizerSource, assemble_tokenizer
 
@@ -101,12 +101,4 @@ def _template_text(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 def _optional_json(path: Path) -> dict[str, Any]:
     """A JSON object, or nothing where there is no such file. A damaged one is an error."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(path, f"cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "does not hold a JSON object")
-    return value
+    return read_json(path) if path.exists() else {}

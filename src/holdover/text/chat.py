@@ -33,10 +33,14 @@ class ChatTemplate:
 
         try:
             return _environment().from_string(self.source)
-        except jinja2.TemplateSyntaxError as error:
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise ModelFileError(
-                self.path, f"has a chat template with a syntax error: {error}"
+                self.path, f"has a chat template that cannot be compiled: {error}"
             ) from error
+
+    def check(self) -> None:
+        """Compile it now: ModelFileError if that fails, which is no request's fault."""
+        _ = self._compiled
 
     def render(
         self,

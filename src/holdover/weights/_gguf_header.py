@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from holdover.errors import ModelFileError
+from holdover.files import reading
+from holdover.units import round_up
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -78,14 +80,11 @@ class GgufHeader:
 
 def read_header(path: Path) -> GgufHeader:
     """Parse and check the header of a GGUF file (version 2 or 3, little endian)."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(24)
-            _check_head(path, head)
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(path, data, *struct.unpack_from("<QQ", head, 8))
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        head = file.read(24)
+        _check_head(path, head)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(path, data, *struct.unpack_from("<QQ", head, 8))
 
 
 def _check_head(path: Path, head: bytes) -> None:
@@ -114,7 +113,7 @@ def _parse(path: Path, data: mmap.mmap, n_tensors: int, n_keys: int) -> GgufHead
         raise ModelFileError(
             path, f"header has general.alignment {alignment!r}, not a power of two"
         )
-    data_start = -(-cursor.position // alignment) * alignment
+    data_start = round_up(cursor.position, alignment)
     tensors = tuple(_place(path, entry, data_start, len(data)) for entry in entries)
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):

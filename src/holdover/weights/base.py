@@ -9,7 +9,7 @@ for a sound file of a kind that is not served.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdover.errors import ModelFileError
+from holdover.files import reading
 
 if TYPE_CHECKING:
     import torch
 
 _HASH_PIECE_BYTES = 4 << 20
 _HASH_THREADS = 2
-_LOAD_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +78,21 @@ def require_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ..
         raise ModelFileError(checkpoint.path, "; ".join(problems[:3]) + more)
 
 
-def load_tensors(
-    checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """Load many tensors on two threads: decoding and first-touching memory both gain by it."""
-    wanted = list(names)
-    with ThreadPoolExecutor(_LOAD_THREADS) as pool:
-        return dict(zip(wanted, pool.map(lambda n: checkpoint.load(n, dtype), wanted), strict=True))
-
-
-def missing_tensor(path: Path, name: str, names: Iterable[str]) -> ModelFileError:
+def missing_tensor(path: Path, name: str, names: Collection[str]) -> ModelFileError:
     """The error for a tensor that was asked for by a name the file does not have."""
-    n_tensors = sum(1 for _ in names)
-    return ModelFileError(path, f"has no tensor {name} among its {n_tensors}")
+    return ModelFileError(path, f"has no tensor {name} among its {len(names)}")
 
 
 def file_digest(path: Path) -> bytes:
     """blake2b over the digests of the file's 4 MiB pieces, so that threads share the work."""
-    try:
+    with reading(path), path.open("rb") as file:
         size = path.stat().st_size
         if size == 0:
             return blake2b(b"", digest_size=32).digest()
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            view = memoryview(data)
+        with (
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
 
             def piece_digest(start: int) -> bytes:
                 with view[start : start + _HASH_PIECE_BYTES] as piece:
@@ -108,9 +100,6 @@ def file_digest(path: Path) -> bytes:
 
             with ThreadPoolExecutor(_HASH_THREADS) as pool:
                 pieces = list(pool.map(piece_digest, range(0, size, _HASH_PIECE_BYTES)))
-            view.release()
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
     root = blake2b(digest_size=32)
     root.update(size.to_bytes(8, "little"))
     for piece in pieces:

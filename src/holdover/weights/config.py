@@ -40,7 +40,6 @@ def canonical_config(raw: Mapping[str, Any]) -> dict[str, Any]:
         # The outer file names the wrapper; keys that only it has (dtype, eos ids) still count.
         config = {key: value for key, value in raw.items() if not key.endswith("_config")}
         config |= text
-        config.setdefault("wrapper_model_type", raw.get("model_type"))
         if "model_type" not in text and "model_type" in raw:
             config["model_type"] = f"{raw['model_type']}_text"
     rope = config.get("rope_parameters")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdover.errors import ModelFileError, UnsupportedModelError
+from holdover.files import reading
 from holdover.weights._gguf_header import BLOCKS, GgufTensor, read_header
 from holdover.weights._gguf_names import ROPE_FACTORS, hf_name
 from holdover.weights.base import TensorInfo, file_digest, missing_tensor
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # threads to gain: measured best of 32k to 2M on two cores.
 _PIECE_ELEMENTS = 1 << 18
 _THREADS = 2
-_MOST_PIECES_ALONE = 16  # below that `load_tensors` shares the work tensor by tensor
+_MOST_PIECES_ALONE = 16  # below that the loader's own threads share the work layer by layer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,10 +113,8 @@ def _read_rows(path: Path, entry: GgufTensor) -> np.ndarray:
         raise UnsupportedModelError(
             f"{path}: tensor {entry.name} is quantised as {entry.type_name}; supported: {supported}"
         )
-    try:
+    with reading(path):
         data = np.fromfile(path, np.uint8, entry.n_bytes, offset=entry.offset_bytes)
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
     if data.size != entry.n_bytes:
         raise ModelFileError(path, f"ended while tensor {entry.name} was being read")
     n_rows = entry.shape[0] if len(entry.shape) > 1 or BLOCKS[entry.type_id][1] == 1 else 1

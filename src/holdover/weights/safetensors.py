@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdover.errors import ModelFileError, UnsupportedModelError
+from holdover.files import read_json, reading
 from holdover.weights.base import TensorInfo, file_digest, missing_tensor
 from holdover.weights.config import canonical_config
 
@@ -141,39 +142,20 @@ def _text_name(stored_name: str) -> str | None:
     return stored_name if rest != stored_name and rest.startswith(_BARE_PARTS) else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a model folder."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFileError(path, "is missing") from error
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(path, f"is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "does not hold a JSON object")
-    return value
-
-
 def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
     """The tensor table of one safetensors file, checked against the file's size."""
+    with reading(path), path.open("rb") as file:
+        file_bytes = file.seek(0, 2)
+        file.seek(0)
+        head = file.read(8)
+        header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else file_bytes
+        if header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
+            raise ModelFileError(
+                path, f"is truncated or not safetensors: no header fits in {file_bytes} bytes"
+            )
+        header = file.read(header_bytes)
     try:
-        with path.open("rb") as file:
-            file_bytes = file.seek(0, 2)
-            file.seek(0)
-            head = file.read(8)
-            header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else file_bytes
-            if header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
-                raise ModelFileError(
-                    path,
-                    f"is truncated or not safetensors: no header fits in {file_bytes} bytes",
-                )
-            table = json.loads(file.read(header_bytes))
-    except FileNotFoundError as error:
-        raise ModelFileError(path, "is missing") from error
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+        table = json.loads(header)
     except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"has a damaged header: {error}") from error
     if not isinstance(table, dict):

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from holdover.bench.load import BenchError, Load, Run, run_load
+from holdover.bench.load import Load
 from holdover.bench.prompts import prompt_text
 from holdover.bench.report import bench_json, bench_lines, percentile
+from holdover.bench.run import BenchError, Run, run_load
 from holdover.errors import ConfigError
 
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Any]
@@ -231,6 +232,12 @@ def test_requests_are_deterministic_and_distinct() -> None:
 def test_zero_of_anything_names_its_flag(field: str) -> None:
     with pytest.raises(ConfigError, match="--" + field.replace("_", "-")):
         Load(**{field: 0})
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_cannot_work_names_its_flag(timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match="--timeout-s"):
+        Load(timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdover.cli.chat import ChatSession, _talk, conversation_bytes
+from holdover.cli.chat import ChatSession, _talk
 from holdover.codecs.base import uniform
 from holdover.engine.api import EngineStats, Event, SamplingParams, Usage
 from holdover.errors import HoldoverError, RequestError
@@ -95,6 +95,11 @@ def test_a_piped_conversation_carries_on_and_says_what_it_costs(
     assert [m["content"] for m in session.messages] == ["Be brief.", "Hi", "Hello", "And?", "Yes"]
 
 
+def test_closed_stdin_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # what Python makes of `holdover chat <&-`
+    _talk(session_of())
+
+
 def test_commands_reset_show_and_exit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +139,9 @@ def test_an_engine_failure_is_an_error_with_its_reason() -> None:
 
 
 def test_window_layers_hold_only_their_window() -> None:
-    assert conversation_bytes(LAYOUT, 0) == 0
-    assert conversation_bytes(LAYOUT, 16) == 2 * BLOCK_BYTES
-    assert conversation_bytes(LAYOUT, 1600) == (100 + 2) * BLOCK_BYTES
+    def held_bytes(n_tokens: int) -> int:
+        return LAYOUT.held_bytes(LAYOUT.live_blocks(n_tokens))
+
+    assert held_bytes(0) == 0
+    assert held_bytes(16) == 2 * BLOCK_BYTES
+    assert held_bytes(1600) == (100 + 2) * BLOCK_BYTES

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.cache.arena import HostArena
@@ -21,25 +22,22 @@ from holdover.engine.api import Event, SamplingParams, TokenLogprob
 from holdover.engine.engine import Engine
 from holdover.geometry.base import read_geometry
 from holdover.kernels import reference
-from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.text.tokenizer import Tokenizer, load_tokenizer
+from holdover.units import largest
 from holdover.weights import Checkpoint, open_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors: one compute thread is fastest."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """For every test of this folder."""
 
 
 @dataclass
@@ -99,6 +97,7 @@ class Gate:
         self.open.set()
         self.arrived = threading.Event()
         self.fail_with: Exception | None = None
+        self.damage: Callable[[AttentionBatch], slice | None] = lambda batch: None
 
     def begin(self, batch: AttentionBatch) -> AttentionStep:
         self.arrived.set()
@@ -106,11 +105,30 @@ class Gate:
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
-        return self._kernels.begin(batch)
+        step = self._kernels.begin(batch)
+        rows = self.damage(batch)
+        return step if rows is None else DamagedStep(step, rows)
 
     def hold(self) -> None:
         self.open.clear()
         self.arrived.clear()
+
+
+@dataclass
+class DamagedStep:
+    """A step in which some rows of the batch come out as NaN, keys and values included."""
+
+    step: AttentionStep
+    rows: slice
+
+    def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        damaged = {plane: of_plane.clone() for plane, of_plane in rows.items()}
+        for of_plane in damaged.values():
+            of_plane[self.rows] = torch.nan
+        self.step.write(layer, damaged)
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+        return self.step.attend(layer, query, scale, softcap)
 
 
 @dataclass
@@ -188,11 +206,13 @@ def serve() -> Iterator[Serve]:
         layout = CacheLayout.of(spec, uniform("fp32"))
         n_sectors = arena_bytes // layout.sector_bytes
         most = max_context_tokens or geometry.max_context_tokens
-        context_tokens = layout.max_context_tokens(n_sectors, step_tokens, most)
+        context_tokens = largest(
+            lambda n: layout.sectors_for(layout.peak_blocks(n, step_tokens)) <= n_sectors, most
+        )
         limits = Limits(max_sequences, step_tokens, context_tokens)
         arena = HostArena(n_sectors * layout.sector_bytes)
-        shape = AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
-        workspace = torch.zeros(reference.workspace_bytes(layout, limits, shape), dtype=torch.uint8)
+        workspace_bytes = reference.workspace_bytes(layout, limits, geometry.query_heads)
+        workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
         gate = Gate(reference.bind(arena.bytes, layout, limits, workspace))
         manager = CacheManager(layout, arena)
         engine = Engine(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,7 @@ from holdover.config import Config
 from holdover.engine.api import Event
 from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving
+from holdover.errors import BudgetError, ModelFileError, PluginError
 
 from .conftest import GREEDY, Loaded
 
@@ -46,6 +50,52 @@ def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
     assert engine.limits == planned.limits
 
 
+def test_an_arena_that_the_machine_refuses_is_said_before_the_load(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdover.engine.build.load_model", None)
+    planned = plan_serving(replace(config, kv_memory="1000000TiB"))
+    with pytest.raises(BudgetError, match=r"refuses the .* of the KV arena .*--kv-memory"):
+        build_engine(planned)
+
+
+def test_a_chat_template_that_cannot_be_compiled_stops_the_start(
+    config: Config, tmp_path: Path
+) -> None:
+    """Found by the first chat, it was a 500 without a reason to every one."""
+    folder = shutil.copytree(config.model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message }}")
+    with pytest.raises(ModelFileError, match="chat template that cannot be compiled"):
+        build_engine(plan_serving(replace(config, model=str(folder))))
+
+
+_FREED_AFTER_BUILD = """
+import ctypes, re
+from pathlib import Path
+from holdover.config import Config
+from holdover.engine.build import build_engine
+from holdover.engine.planning import plan_serving
+
+def resident_mib():
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+engine = build_engine(plan_serving(Config(kv_memory="16MiB", dtype="fp32", threads=1)))
+before = resident_mib()
+ctypes.CDLL(None).malloc_trim(0)
+print(before - resident_mib())
+engine.shutdown(0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_what_loading_freed_is_given_back() -> None:
+    """It stayed with the allocator, and a server with --memory came to more than that."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FREED_AFTER_BUILD], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 8
+
+
 def test_a_wrong_plan_stops_the_start(config: Config) -> None:
     planned = plan_serving(config)
     parts = replace(planned.plan.parts, workspace_bytes=planned.plan.parts.workspace_bytes - 1)
@@ -53,3 +103,9 @@ def test_a_wrong_plan_stops_the_start(config: Config) -> None:
     wrong = replace(planned, plan=replace(planned.plan, parts=parts, memory_bytes=memory_bytes))
     with pytest.raises(AssertionError, match="workspace"):
         build_engine(wrong)
+
+
+@pytest.mark.parametrize(("name", "flag"), [("backend", "--backend"), ("eviction", "--eviction")])
+def test_a_wrong_plugin_name_names_its_flag(config: Config, name: str, flag: str) -> None:
+    with pytest.raises(PluginError, match=rf"{flag}: holdover\..* has no 'magic'; it has: "):
+        build_engine(plan_serving(replace(config, **{name: "magic"})))

@@ -12,6 +12,7 @@ import torch
 
 from holdover.engine.api import Event, SamplingParams
 from holdover.errors import RequestError
+from holdover.kernels.base import AttentionBatch
 
 from .conftest import GREEDY, Loaded, Reply, Serve, Served
 
@@ -284,6 +285,29 @@ def test_a_failed_step_ends_its_requests_and_no_other(
     assert again[0].cached_tokens > 0, "what was computed before the failure is reused"
 
 
+def test_damaged_logits_end_their_own_request_only(tiny: Loaded, serve: Serve) -> None:
+    served = serve(tiny)
+    long = replace(GREEDY, max_tokens=30, ignore_eos=True)
+    expected = served.alone(PROMPTS[:3], long)
+
+    def second_of_three(batch: AttentionBatch) -> slice | None:
+        n_sequences = len(batch.context_tokens)
+        decoding = batch.query_start[-1] == n_sequences
+        return slice(1, 2) if n_sequences == 3 and decoding else None
+
+    served.gate.damage = second_of_three
+    answers = served.together(PROMPTS[:3], long)
+    served.gate.damage = lambda batch: None
+    assert [a.reason for a in answers] == ["length", "error", "length"]
+    assert answers[1].last is not None
+    assert "not finite" in str(answers[1].last.error)
+    assert answers[1].tokens == expected[1].tokens[: len(answers[1].tokens)]
+    assert [answers[i].tokens for i in (0, 2)] == [expected[i].tokens for i in (0, 2)]
+    turn_two = (*tiny.tokenizer.encode(PROMPTS[1]), *expected[1].tokens[:5])
+    after = served.ask(turn_two, replace(long, max_tokens=25)).answer()
+    assert after.tokens == expected[1].tokens[5:], "damaged rows must not be reused"
+
+
 def test_a_failed_first_step_lets_the_siblings_try(tiny: Loaded, serve: Serve) -> None:
     served = serve(tiny)
     served.gate.fail_with = RuntimeError("once")
@@ -338,12 +362,11 @@ def test_shutdown_cancels_what_is_left(tiny: Loaded, serve: Serve) -> None:
 def test_an_idle_engine_sleeps(tiny: Loaded, serve: Serve) -> None:
     served = serve(tiny)
     served.ask("x").answer()
-    before, steps = time.thread_time(), served.engine.stats().steps
+    steps = served.engine.stats().steps
     cpu_before = time.process_time()
     time.sleep(0.5)
     assert served.engine.stats().steps == steps
     assert time.process_time() - cpu_before < 0.1
-    assert time.thread_time() - before < 0.1
 
 
 def test_many_threads_submit_and_cancel(tiny: Loaded, serve: Serve) -> None:

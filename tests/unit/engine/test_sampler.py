@@ -186,12 +186,38 @@ def test_extreme_temperatures() -> None:
     assert 0 <= sample(logits, [SampleRow(hot, 0.999)])[0].token_id < 1000
 
 
-def test_nan_logits_are_an_error_not_a_token() -> None:
+@pytest.mark.parametrize("u", [0.0, 0.5, 0.9999999])
+def test_parameters_too_small_for_fp32(u: float) -> None:
+    """1e-46 is 0 in fp32: scores became NaN, and the last token of the vocabulary was drawn."""
+    logits = random_logits(1, 1000, 9)
+    for params in (Params(temperature=1e-46), Params(temperature=1e-320), Params(top_p=1e-46)):
+        (drawn,) = sample(logits, [SampleRow(params, u)])
+        assert drawn is not None
+        assert drawn.token_id == int(logits.argmax())
+
+
+@pytest.mark.parametrize(
+    "damage", [{3: math.nan}, {3: math.inf}, dict.fromkeys(range(10), -math.inf)]
+)
+@pytest.mark.parametrize("params", [GREEDY, Params(), Params(top_k=4), Params(logprobs=2)])
+def test_damaged_logits_get_no_token_and_harm_no_other_row(
+    damage: dict[int, float], params: Params
+) -> None:
+    logits = random_logits(3, 10)
+    rows = [SampleRow(params, 0.5)] * 3
+    sound = sample(logits, rows)
+    for token, value in damage.items():
+        logits[1, token] = value
+    assert sample(logits, rows) == [sound[0], None, sound[2]]
+
+
+def test_a_token_that_is_ruled_out_is_no_damage() -> None:
     logits = random_logits(1, 10)
-    logits[0, 3] = math.nan
-    for params in (GREEDY, Params()):
-        with pytest.raises(FloatingPointError, match="NaN"):
-            sample(logits, [SampleRow(params, 0.5)])
+    logits[0, 1:] = -math.inf
+    for params in (GREEDY, Params(logprobs=2), Params(top_k=4)):
+        (drawn,) = sample(logits, [SampleRow(params, 0.99)])
+        assert drawn is not None
+        assert drawn.token_id == 0
 
 
 def peak_scratch_bytes(work: Callable[[], object]) -> int:

@@ -279,6 +279,15 @@ def test_missing_field_is_named(name: str) -> None:
         ({"rope_scaling": "llama3"}, "rope_scaling.*not an object"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor: is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor: is missing"),
+        # Each of these was a traceback, or filled the memory.
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers.*the most is 10000"),
+        ({"hidden_size": 10**400}, "hidden_size.*cannot be right"),
+        ({"vocab_size": 1e300}, "vocab_size.*cannot be right"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps.*out of range"),
+        ({"rope_theta": float("inf"), "rope_scaling": None}, "rope_theta.*out of range"),
+        ({"rope_theta": float("nan"), "rope_scaling": None}, "rope_theta.*not a positive number"),
+        ({"rope_freq_factors": 3}, "rope_freq_factors.*not a list"),
+        ({"rope_freq_factors": ["x"]}, r"rope_freq_factors\[0\].*'x' is not a positive number"),
     ],
 )
 def test_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
@@ -292,6 +301,9 @@ def test_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
         (LLAMA31_8B | {"rope_scaling": {"type": "dynamic", "factor": 2}}, "dynamic.*yarn"),
         (LLAMA31_8B | {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         (LLAMA31_8B | {"hidden_act": "relu2"}, "hidden_act 'relu2'.*silu"),
+        (LLAMA31_8B | {"hidden_act": []}, r"hidden_act \[\].*silu"),
+        (LLAMA31_8B | {"model_type": None, "architectures": 5}, "without a name"),
+        (LLAMA31_8B | {"model_type": None, "architectures": [["x"]]}, "without a name"),
         (LLAMA31_8B | {"rope_parameters": {"partial_rotary_factor": 0.5}, "rope_scaling": None},
          "partial_rotary_factor"),
         (QWEN25_7B | {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 28},
@@ -301,6 +313,13 @@ def test_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
 )  # fmt: skip
 def test_unsupported_feature_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
+        read_geometry(config)
+
+
+@pytest.mark.parametrize("part", ["full_attention", "sliding_attention"])
+def test_gemma3_with_damaged_rope_parameters(part: str) -> None:
+    config = GEMMA3_4B["text_config"] | {"rope_parameters": {part: 5}}
+    with pytest.raises(ConfigError, match=f"rope_parameters.{part}: 5 is not an object"):
         read_geometry(config)
 
 

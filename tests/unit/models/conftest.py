@@ -7,7 +7,6 @@ backend over a real arena.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 from holdover.codecs.base import uniform
 from holdover.geometry.base import Geometry
 from holdover.kernels import reference
-from holdover.kernels.base import AttentionBatch, AttentionShape, AttentionStep
+from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.models.base import Model
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -113,12 +112,11 @@ class PagedCache:
         limits = Limits(16, 4096, 4096)
         spec = CacheSpec.of(geometry.layers, block_tokens)
         self.layout = CacheLayout.of(spec, uniform(codec))
-        shape = AttentionShape(geometry.query_heads, geometry.kv_heads, geometry.head_dim)
         n_blocks = ceil_div(capacity_tokens, block_tokens)
         n_sectors = len(spec.groups) * ceil_div(n_blocks, min(self.layout.blocks_per_sector))
         # Bytes that are no number: a read of a row that was never written shows.
         arena = torch.full((n_sectors * self.layout.sector_bytes,), 0xFF, dtype=torch.uint8)
-        workspace_bytes = reference.workspace_bytes(self.layout, limits, shape)
+        workspace_bytes = reference.workspace_bytes(self.layout, limits, geometry.query_heads)
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
         self.backend = reference.bind(arena, self.layout, limits, workspace)
         self.tables: list[dict[int, list[int]]] = [{} for _ in spec.groups]
@@ -300,19 +298,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """For every test of this folder."""
 
 
 @pytest.fixture(params=list(VARIANTS))
 def variant(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture(scope="session")
-def kit() -> Any:
-    """The helpers of this file, for tests to call."""
-    return sys.modules[__name__]

@@ -12,6 +12,8 @@ from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.weights import open_checkpoint
 
+from .conftest import ContiguousCache, PagedCache, hf_class, step_through
+
 TOLERANCE = 1e-4  # of the largest logit
 LENGTHS = (37, 21, 5)
 TURNS = {
@@ -47,12 +49,12 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
-def test_logits(variant: str, cache: str, turns: str, saved: Any, kit: Any) -> None:
+def test_logits(variant: str, cache: str, turns: str, saved: Any) -> None:
     folder, hf = saved(variant)
     model = load(folder)
     prompts = make_prompts()
-    caches = {"contiguous": kit.ContiguousCache, "paged": kit.PagedCache}
-    actual = kit.step_through(model, caches[cache](model.geometry), prompts, TURNS[turns])
+    caches = {"contiguous": ContiguousCache, "paged": PagedCache}
+    actual = step_through(model, caches[cache](model.geometry), prompts, TURNS[turns])
     expected = expected_logits(hf, prompts)
     worst = max(
         difference(part, whole[: len(part)]) for part, whole in zip(actual, expected, strict=True)
@@ -79,26 +81,26 @@ def test_planned_weights_are_the_weights(variant: str, dtype: DType, saved: Any)
 
 @pytest.mark.parametrize("attention", [torch.bfloat16, torch.float32])
 def test_bf16_rounds_where_transformers_does(
-    variant: str, attention: torch.dtype, saved: Any, kit: Any
+    variant: str, attention: torch.dtype, saved: Any
 ) -> None:
     """With an attention that rounds as theirs, a few last bits differ; with ours, bf16's noise."""
     folder, hf = saved(variant)
     prompts = make_prompts()
     exact = torch.cat(expected_logits(hf, prompts))
-    half = kit.hf_class(variant).from_pretrained(
+    half = hf_class(variant).from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation="eager"
     )
     rounded = torch.cat(expected_logits(half, prompts))
     model = load(folder, DType.BF16)
-    cache = kit.ContiguousCache(model.geometry, attention)
-    actual = torch.cat(kit.step_through(model, cache, prompts, TURNS["one step"]))
+    cache = ContiguousCache(model.geometry, attention)
+    actual = torch.cat(step_through(model, cache, prompts, TURNS["one step"]))
     noise = (rounded - exact).abs().mean()
     assert (actual - exact).abs().mean() < 1.25 * noise
     if attention == torch.bfloat16:
         assert (actual - rounded).abs().mean() < 0.05 * noise
 
 
-def test_only_the_asked_rows(saved: Any, kit: Any) -> None:
+def test_only_the_asked_rows(saved: Any) -> None:
     model = load(saved("gemma3_text")[0])
     tokens = make_prompts()[0]
     rows = torch.tensor([36, 3, 3])
@@ -106,7 +108,7 @@ def test_only_the_asked_rows(saved: Any, kit: Any) -> None:
         model.forward(
             tokens,
             torch.arange(37),
-            kit.ContiguousCache(model.geometry).begin([(0, 37)], {0: 0}),
+            ContiguousCache(model.geometry).begin([(0, 37)], {0: 0}),
             which,
         )
         for which in (rows, torch.arange(37))
@@ -116,11 +118,11 @@ def test_only_the_asked_rows(saved: Any, kit: Any) -> None:
     torch.testing.assert_close(asked, every[rows], rtol=1e-5, atol=1e-5)
 
 
-def test_attention_softcap_reaches_the_kernel(saved: Any, kit: Any) -> None:
+def test_attention_softcap_reaches_the_kernel(saved: Any) -> None:
     """transformers ignores the setting in Gemma 3, so only its way to the kernel is checked."""
     checkpoint = open_checkpoint(saved("gemma3_text")[0])
     config = {**checkpoint.config, "attn_logit_softcapping": 20.0}
     model = load_model(checkpoint, read_geometry(config), DType.FP32)
-    cache = kit.ContiguousCache(model.geometry)
-    kit.step_through(model, cache, [make_prompts()[2]], [[(0, 5)]])
+    cache = ContiguousCache(model.geometry)
+    step_through(model, cache, [make_prompts()[2]], [[(0, 5)]])
     assert cache.last.calls == [(24**-0.5, 20.0)] * 3

@@ -20,6 +20,8 @@ from holdover.spec.dtypes import DType
 from holdover.weights import Checkpoint, open_checkpoint
 from holdover.weights.base import TensorInfo
 
+from .conftest import ContiguousCache, step_through
+
 
 @pytest.fixture
 def checkpoint(saved: Any) -> Checkpoint:
@@ -44,7 +46,7 @@ def test_family_that_can_only_be_sized(checkpoint: Checkpoint) -> None:
         load_model(checkpoint, geometry, DType.FP32)
 
 
-def test_a_model_outlives_its_file(saved: Any, kit: Any, tmp_path: Any) -> None:
+def test_a_model_outlives_its_file(saved: Any, tmp_path: Any) -> None:
     """Weights that were views of a mapped file would change, or fault, with it."""
     path = tmp_path / "model.safetensors"
     for source in saved("llama3_gqa")[0].iterdir():
@@ -53,8 +55,8 @@ def test_a_model_outlives_its_file(saved: Any, kit: Any, tmp_path: Any) -> None:
     model = load_model(copied, read_geometry(copied.config), DType.FP32)
 
     def logits() -> Tensor:
-        cache = kit.ContiguousCache(model.geometry)
-        return kit.step_through(model, cache, [torch.arange(20)], [[(0, 20)]])[0]
+        cache = ContiguousCache(model.geometry)
+        return step_through(model, cache, [torch.arange(20)], [[(0, 20)]])[0]
 
     before = logits()
     path.write_bytes(b"\xff" * path.stat().st_size)

@@ -18,7 +18,9 @@ from holdover.geometry.base import planned_weights_bytes, read_geometry
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.text import load_tokenizer
-from holdover.weights import load_tensors, open_checkpoint
+from holdover.weights import open_checkpoint
+
+from .conftest import PagedCache
 
 NEW_TOKENS = 64
 WORDS = "The river ran past the old mill, and the miller counted the sacks of grain again. "
@@ -90,7 +92,8 @@ class Real:
             hf = transformers.AutoModelForCausalLM.from_config(
                 getattr(transformers, kind)(**config), dtype=torch.float32
             )
-        weights = load_tensors(self.checkpoint, self.checkpoint.tensors, torch.float32)
+        names = self.checkpoint.tensors
+        weights = {name: self.checkpoint.load(name, torch.float32) for name in names}
         missing, unknown = hf.load_state_dict(weights, strict=False)
         assert (missing, unknown) == (["lm_head.weight"], [])
         hf.tie_weights()
@@ -134,10 +137,10 @@ def greedy(model: Model, cache: Any, prompts: list[Tensor], step_tokens: int) ->
     return [torch.tensor(text[len(prompt) :]) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def generated(real: Real, kit: Any, prompts: list[Tensor]) -> list[Tensor]:
+def generated(real: Real, prompts: list[Tensor]) -> list[Tensor]:
     # A new block per sequence and group may be begun and never filled.
     capacity_tokens = sum(len(prompt) + NEW_TOKENS + 16 for prompt in prompts)
-    cache = kit.PagedCache(real.model.geometry, block_tokens=16, capacity_tokens=capacity_tokens)
+    cache = PagedCache(real.model.geometry, block_tokens=16, capacity_tokens=capacity_tokens)
     return greedy(real.model, cache, prompts, step_tokens=300)
 
 
@@ -147,11 +150,11 @@ def test_weights_are_as_planned(real: Real) -> None:
 
 @pytest.mark.timeout(900)
 @torch.no_grad()
-def test_three_prompts(real: Real, kit: Any) -> None:
+def test_three_prompts(real: Real) -> None:
     prompts = real.prompts[:3]
     assert len(prompts[1]) > 512
     hf = real.in_transformers()
-    for prompt, tokens in zip(prompts, generated(real, kit, prompts), strict=True):
+    for prompt, tokens in zip(prompts, generated(real, prompts), strict=True):
         assert len(tokens) == NEW_TOKENS
         whole = torch.cat((prompt, tokens))[None, :-1]
         logits = hf(input_ids=whole, logits_to_keep=NEW_TOKENS).logits[0]
@@ -161,15 +164,13 @@ def test_three_prompts(real: Real, kit: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @torch.no_grad()
-def test_ten_prompts(real: Real, kit: Any) -> None:
+def test_ten_prompts(real: Real) -> None:
+    from transformers import GenerationConfig
+
     hf = real.generating()
-    for prompt, tokens in zip(real.prompts, generated(real, kit, real.prompts), strict=True):
-        expected = hf.generate(
-            input_ids=prompt[None],
-            attention_mask=torch.ones_like(prompt[None]),
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            repetition_penalty=1.0,
-        )[0, len(prompt) :]
-        assert tokens.tolist() == expected.tolist()
+    # No end token: 64 tokens are compared whatever they are.
+    hf.generation_config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False)
+    for prompt, tokens in zip(real.prompts, generated(real, real.prompts), strict=True):
+        whole = hf.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]))[0]
+        assert len(whole) == len(prompt) + NEW_TOKENS
+        assert tokens.tolist() == whole[len(prompt) :].tolist()

@@ -17,7 +17,7 @@ from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from holdover.errors import HoldoverError, ModelFileError, UnsupportedModelError
-from holdover.weights import load_tensors, open_checkpoint, require_tensors
+from holdover.weights import open_checkpoint, require_tensors
 from holdover.weights._gguf_header import BLOCKS, GgufTensor, read_header
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FF = 256, 4, 2, 64, 512
@@ -62,7 +62,7 @@ def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
     checkpoint = open_checkpoint(smollm2_path)
     expected = {n: v for n, v in reference.items() if n != "lm_head.weight"}
     assert set(checkpoint.tensors) == set(expected)
-    loaded = load_tensors(checkpoint, expected, torch.float32)
+    loaded = {name: checkpoint.load(name, torch.float32) for name in expected}
     for name, values in expected.items():
         assert torch.equal(loaded[name], values), name
     assert checkpoint.config["tie_word_embeddings"]

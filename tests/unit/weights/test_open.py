@@ -33,6 +33,15 @@ def test_nothing_there(name: str) -> None:
         open_checkpoint(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("~no-such-user/model", "cannot be read: .*home"), ("a" * 5000, "cannot be read: .*too long")],
+)
+def test_a_path_that_cannot_be_looked_at(name: str, reason: str) -> None:
+    with pytest.raises(ModelFileError, match=reason):
+        open_checkpoint(name)
+
+
 def test_repository_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants as hub
 

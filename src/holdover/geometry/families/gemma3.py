@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdover.errors import UnsupportedModelError
-from holdover.geometry._fields import Fields, layer_kinds, read_heads
+from holdover.geometry._fields import MAX_LAYERS, Fields, layer_kinds, read_heads
 from holdover.geometry._layers import served_layers
 from holdover.geometry._rope import context_limit, read_rope
 from holdover.geometry.base import Geometry, Rope
@@ -50,7 +50,7 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
         )
     query_heads, kv_heads, head_dim = read_heads(fields)
     context_tokens = fields.integer("max_position_embeddings")
-    n_layers = fields.integer("num_hidden_layers")
+    n_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     kinds = layer_kinds(fields, n_layers) or _kinds_by_pattern(fields, n_layers)
     ropes = _ropes(fields, head_dim, context_tokens)
     limit_tokens = context_limit(ropes[0], context_tokens)
@@ -119,9 +119,9 @@ def _kinds_by_pattern(fields: Fields, n_layers: int) -> tuple[str, ...]:
 
 def _ropes(fields: Fields, head_dim: int, context_tokens: int) -> tuple[Rope, Rope]:
     """(global, local). Scaling in the older style is of the global layers only."""
-    parameters = fields.part("rope_parameters") or {}
-    whole = dict(parameters.get("full_attention") or {}) | dict(fields.part("rope_scaling") or {})
-    local = parameters.get("sliding_attention") or {}
+    parameters = Fields(fields.part("rope_parameters") or {}, {}, f"{fields.where}rope_parameters.")
+    whole = {**(parameters.part("full_attention") or {}), **(fields.part("rope_scaling") or {})}
+    local = parameters.part("sliding_attention") or {}
     return (
         read_rope(
             whole, fields.number("rope_theta"), head_dim, context_tokens, "rope full_attention."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdover.geometry._fields import Fields, layer_kinds, read_heads
+from holdover.geometry._fields import MAX_LAYERS, Fields, layer_kinds, read_heads
 from holdover.geometry._layers import served_layers
 from holdover.geometry._rope import DEFAULT_THETA, context_limit, read_rope, scaling_parameters
 from holdover.geometry.base import Geometry
@@ -36,7 +36,7 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     fields = Fields(config, _DEFAULTS[model_type])
     query_heads, kv_heads, head_dim = read_heads(fields)
     context_tokens = fields.integer("max_position_embeddings")
-    n_layers = fields.integer("num_hidden_layers")
+    n_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     layer_kinds(fields, n_layers)  # refuses kinds that are not served
     rope = read_rope(
         scaling_parameters(fields),

@@ -40,11 +40,12 @@ def is_encoder_decoder(reader: Reader) -> bool:
 def _wrapper_says_so(reader: Reader) -> bool:
     """The text part of a wrapper is a decoder by what the wrapper is."""
     stated = reader.whole.get("is_encoder_decoder")
+    if isinstance(stated, bool):
+        return stated and bool(reader.where)
     table = class_defaults(str(reader.whole.get("model_type", "")))
-    if table is None or not reader.where or isinstance(stated, bool):
-        by_class = table is not None and "is_encoder_decoder" in table.derived
-        return by_class and stated is None or (bool(reader.where) and stated is True)
-    if not table.values.get("is_encoder_decoder"):
+    if table is None or "is_encoder_decoder" in table.derived:  # a class that always sets it
+        return table is not None
+    if not reader.where or not table.values.get("is_encoder_decoder"):
         return False
     reader.note("is_encoder_decoder", True, "class default of the whole model")
     return True
@@ -88,7 +89,7 @@ def cross_memories(
                 replace(plane, heads=heads or plane.heads, dim=dim or plane.dim)
                 for plane in memory.planes
             ),
-        )  # fmt: skip
+        )
         for memory in memories
         if memory.kind is Kind.ATTENTION
     )

@@ -55,8 +55,7 @@ def read_gguf_memory(
         memory = model_memory(reader, config, mtp)
     except ConfigError as error:
         own = {common: key for key, common in NAMES.items()}
-        field = own.get(error.field, error.field)
-        name = f"{prefix}{field}" if field in keys or field in NAMES else field
+        name = prefix + own.get(error.field, error.field)
         raise ConfigError(name, error.reason) from error
     if not tensor_elements:
         return memory

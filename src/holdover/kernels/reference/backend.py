@@ -145,7 +145,7 @@ def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> tup
     ends = batch.context_tokens - batch.query_start[1:]
     positions = np.arange(len(sequences)) + ends[sequences]
     block_tokens = layout.spec.block_tokens
-    blocks = batch.block_tables[group].astype(np.int64)[sequences, positions // block_tokens]
+    blocks = batch.block_tables[group][sequences, positions // block_tokens]
     assert (blocks >= 0).all(), f"group {group}: a new token has no block"
     return block_locator(layout, group)(blocks), torch.from_numpy(positions % block_tokens)
 

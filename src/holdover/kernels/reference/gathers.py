@@ -30,6 +30,7 @@ NOWHERE = np.iinfo(np.int64).max  # position of a padding column: after every qu
 MAX_ROWS = 64  # query rows at a time: more would score too many keys right of the diagonal
 
 Positions = NDArray[np.int64]
+Blocks = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,10 @@ class Planner:
     block_tokens: int
     scratch: Scratch
     capacity_bytes: int
-    locate: Callable[[Positions], Tensor]
+    locate: Callable[[Blocks], Tensor]
 
     def plan(self, batch: AttentionBatch) -> tuple[Gather, ...]:
-        table = batch.block_tables[self.group.index].astype(np.int64)
+        table = batch.block_tables[self.group.index]
         queries = list(_queries(batch, self.group.residency, self.block_tokens))
         decoding = [query for query in queries if query.stop - query.start == 1]
         prefilling = [query for query in queries if query.stop - query.start > 1]
@@ -112,7 +113,7 @@ class Planner:
         fits = self.scratch.nbytes(tokens, rows=1) <= self.capacity_bytes
         return fits and 2 * len(query.blocks) > longest
 
-    def _decode(self, pack: list[Query], table: Positions) -> Gather:
+    def _decode(self, pack: list[Query], table: Blocks) -> Gather:
         logical = np.full((len(pack), len(pack[0].blocks)), -1)
         for row, query in enumerate(pack):
             logical[row, : len(query.blocks)] = query.blocks
@@ -130,7 +131,7 @@ class Planner:
             slices=(RowSlice(rows, 0, columns.shape[1], (edge,)),),
         )
 
-    def _prefill(self, query: Query, table: Positions) -> Gather:
+    def _prefill(self, query: Query, table: Blocks) -> Gather:
         residency = self.group.residency
         columns = _column_positions(query.blocks[None], self.block_tokens)
         n_rows = min(self.scratch.most_rows(columns.size, self.capacity_bytes), MAX_ROWS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdover.kernels.base import AttentionShape
 from holdover.spec.groups import Group
 from holdover.spec.layers import Plane
 from holdover.spec.layout import CacheLayout
@@ -59,7 +58,7 @@ class Scratch:
         return spare // _LINE_FLOATS * _LINE_FLOATS // (self.query_heads * tokens)
 
 
-def workspace_bytes(layout: CacheLayout, limits: Limits, shape: AttentionShape) -> int:
+def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> int:
     """Scratch bytes that suffice for any step within the limits.
 
     One sequence at its longest with PREFILL_ROWS query rows, or a batch of decoding sequences up
@@ -68,7 +67,7 @@ def workspace_bytes(layout: CacheLayout, limits: Limits, shape: AttentionShape) 
     needs = []
     peaks = layout.peak_blocks(limits.max_context_tokens, limits.step_tokens)
     for block, peak_blocks in zip(layout.blocks, peaks, strict=True):
-        scratch = Scratch.of(block.group, shape.query_heads)
+        scratch = Scratch.of(block.group, query_heads)
         tokens = peak_blocks * block.block_tokens
         prefill = scratch.nbytes(tokens, min(PREFILL_ROWS, limits.step_tokens))
         decode = scratch.nbytes(tokens * limits.max_sequences, rows=1)

@@ -17,17 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdover.codecs.base import Codec, get_codec
-from holdover.spec.dtypes import DType
 from holdover.spec.layout import CacheLayout, PlacedField
 
 PIECE_BYTES = 2**20  # of fp32 rows decoded at a time: little enough to stay in cache
-TORCH_DTYPES = {
-    DType.FP32: torch.float32,
-    DType.BF16: torch.bfloat16,
-    DType.FP16: torch.float16,
-    DType.INT8: torch.int8,
-    DType.UINT8: torch.uint8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class FieldView:
         item_bytes = field.dtype.item_bytes
         strides = torch.empty(field.shape, device="meta").stride()
         n_units = (arena.numel() - placed.offset - field.nbytes) // unit_bytes + 1
-        typed = arena.view(TORCH_DTYPES[field.dtype])
+        typed = arena.view(getattr(torch, field.dtype.torch_name))
         data = typed.as_strided(
             (n_units, *field.shape),
             (unit_bytes // item_bytes, *strides),
@@ -102,11 +94,15 @@ def block_unit_bytes(layout: CacheLayout, group: int) -> int:
     return gcd(layout.sector_bytes, layout.blocks[group].nbytes)
 
 
-def block_locator(layout: CacheLayout, group: int) -> Callable[[NDArray[np.int64]], Tensor]:
-    """Block numbers to offsets in units; a dead block (-1) reads as block 0 and must be masked."""
+def block_locator(layout: CacheLayout, group: int) -> Callable[[NDArray[np.int32]], Tensor]:
+    """Block numbers to int64 offsets in units, past any arena's end in int32.
+
+    A dead block (-1) reads as block 0 and must be masked.
+    """
     unit_bytes = block_unit_bytes(layout, group)
 
-    def locate(blocks: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(layout.block_offset(group, np.maximum(blocks, 0)) // unit_bytes)
+    def locate(blocks: NDArray[np.int32]) -> Tensor:
+        numbers = np.maximum(blocks, 0).astype(np.int64)
+        return torch.from_numpy(layout.block_offset(group, numbers) // unit_bytes)
 
     return locate

@@ -16,7 +16,7 @@ from holdover.registry import load_all
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
 from holdover.spec.memory import Kind, MemorySpec, Sharding
-from holdover.spec.residency import Fixed
+from holdover.spec.residency import Fixed, Full
 
 _DTYPES = {"float32": DType.FP32, "bfloat16": DType.BF16, "float16": DType.FP16}
 
@@ -75,8 +75,6 @@ def index_keys(
     label: str, layer: Layer, dim: int, heads: int = 1, tokens_per_row: int = 1
 ) -> MemorySpec:
     """Keys that a sparse attention chooses by; every rank needs all of them."""
-    from holdover.spec.residency import Full
-
     return MemorySpec(
         Kind.INDEXER, label, (Plane("index", heads, dim),), Full(), (layer.index,),
         tokens_per_row, sharding=Sharding.REPLICATED,

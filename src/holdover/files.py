@@ -1,0 +1,35 @@
+"""Reading a model's files: whatever goes wrong is a `ModelFileError` that names the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdover.errors import ModelFileError
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around whatever reads `path`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ModelFileError(path, "is missing") from error
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    with reading(path):
+        raw = path.read_bytes()
+    try:
+        value = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(path, f"cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(path, "does not hold a JSON object")
+    return value
