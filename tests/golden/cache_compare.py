@@ -20,7 +20,12 @@ _KINDS = (
     (re.compile(r"cross_attention_cache\.layers\[\d+\]\.(keys|values)$"), Kind.CROSS),
     (re.compile(r"layers\[\d+\]\.(prefill_)?(keys|values)$"), Kind.ATTENTION),
     (re.compile(r"\.(conv_states|recurrent_states)\[\d+\]$"), Kind.STATE),
-    (re.compile(r"\.(indexer_keys|idx_keys)$|\.compressed_kv\['indexer'\]$"), Kind.INDEXER),
+    (
+        re.compile(
+            r"\.(indexer_keys|idx_keys|indexer_position_ids)$|\.compressed_kv\['indexer'\]$"
+        ),
+        Kind.INDEXER,
+    ),
     (re.compile(r"\.compressed_kv\['compressor'\]$"), Kind.ATTENTION),
     (re.compile(r"\.(buffer|overlap)_(kv|gate)\['\w+'\]$"), Kind.STATE),
     (re.compile(r"\.linear_cache\[\d+\]$|\.rnn_state\[\d+\]\[\d\]$"), Kind.STATE),

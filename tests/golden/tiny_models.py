@@ -6,6 +6,7 @@ layers, experts and vocabularies shrink by name; whatever a class needs beyond i
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
 from .tiny_fields import OWN, SMALL, VARIANTS
 
@@ -35,6 +36,8 @@ STEPPED = (
     "mllama",
     "pop2piano",
     "voxtral_realtime",
+    "kyutai_speech_to_text",
+    "dia",
     "dots3_note",
     "dots3_note_text",
 )  # whose `generate` wants more than a prompt
@@ -44,7 +47,8 @@ CODED = "+"  # "qwen2+window" is the type qwen2 with the fields of the variant
 def stated(name: str) -> dict[str, Any]:
     """The fields that a small config.json of this type, or variant of a type, would state."""
     model_type = name.split(CODED)[0]
-    return {"model_type": model_type, **_small(model_type), **VARIANTS.get(name, {})}
+    fields = {"model_type": model_type, **_small(model_type), **VARIANTS.get(name, {})}
+    return copy.deepcopy(fields)  # classes write into what they are given
 
 
 def _small(model_type: str) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def _shrunk(usual: Any) -> dict[str, Any]:
     own = OWN.get(usual.model_type, {})
     fields: dict[str, Any] = {}
     for name, value in usual.to_dict().items():
-        part = getattr(usual, name, None)
+        part = vars(usual).get(name)
         if isinstance(part, PreTrainedConfig):
             if name in TEXT_PARTS or usual.is_encoder_decoder:
                 fields[name] = {"model_type": part.model_type, **_shrunk(part)}
@@ -148,7 +152,8 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
         text_ids = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
         again = {k: v for k, v in given.items() if k in ("encoder_outputs", "t_cond")}
         for _ in range(NEW_TOKENS - 1):
-            token = torch.randint(3, 90, (len(given[text_ids]), 1))
+            ids = given[text_ids]
+            token = torch.randint(3, 90, (len(ids), 1, *ids.shape[2:]))
             cache = cache_in(out)
             out = model(**{text_ids: token}, past_key_values=cache, use_cache=True, **again)
     return cache_in(out), prompt_tokens + NEW_TOKENS - 1
@@ -163,15 +168,22 @@ def _given(model_type: str, text: Any, prompt_tokens: int) -> dict[str, Any]:
         return {"input_ids": prompt, "encoder_hidden_states": seen}
     if model_type == "mllama":
         return {"input_ids": prompt, "cross_attention_states": seen}
+    if model_type == "kyutai_speech_to_text":  # a text token beside its codebooks' tokens
+        return {"input_ids": prompt[..., None].repeat(1, 1, text.num_codebooks + 1)}
+    if model_type == "dia":
+        prompt = prompt[..., None].repeat(1, 1, text.decoder_config.num_channels)
     if model_type == "voxtral_realtime":
         return {"input_ids": prompt, "t_cond": torch.randn(1, 1, 64)}
     if not text.is_encoder_decoder:
         return {"input_ids": prompt}
-    prompt[0, 0] = getattr(text, "decoder_start_token_id", None) or 1
+    prompt[0, 0] = start = getattr(text, "decoder_start_token_id", None) or 1
+    output = EncoderOutput(seen)
+    if model_type == "pp_formulanet":  # whose decoder reads the pooled output
+        output = BaseModelOutputWithPooling(seen, seen)
     return {
-        "encoder_outputs": EncoderOutput(seen),
+        "encoder_outputs": output,
         "decoder_input_ids": prompt,
-        **({} if model_type in STEPPED else {"decoder_start_token_id": int(prompt[0, 0])}),
+        **({} if model_type in STEPPED else {"decoder_start_token_id": start}),
     }
 
 

@@ -47,7 +47,7 @@ def model_memory(reader: Reader, config: Mapping[str, Any], mtp: bool) -> ModelM
             reader, encoder = decoder, reader
             n_layers = layer_count(reader)
             memories = _grouped(_stores(reader, n_layers, mtp))
-            memories += _grouped(cross_memories(encoder, memories))
+            memories += _grouped(cross_memories(encoder, reader, memories))
     else:
         n_layers = layer_count(reader)
         if n_layers > _LARGEST_MODEL:

@@ -47,6 +47,7 @@ _HARMLESS_IN = {
     "bigbird_pegasus": ("attention_type",),
     "doge": ("keep_window_size",),  # what its dynamic mask leaves visible
     "evolla": ("resampler_num_latents",),
+    "glm5_next_text": ("index_kpool", "index_kpool_always_select_tail"),  # of keys that are all kept
     "hrm_text": ("L_bp_cycles",),
     "inkling2_loop_text": ("loop_gate_rank", "number_of_conv_states"),
     "inkling2_text": ("number_of_conv_states",),
@@ -66,6 +67,10 @@ _HARMLESS_IN = {
     "led": ("attention_window",),
     "longt5": ("local_radius", "encoder_attention_type", "global_block_size"),
     "pegasus_x": ("num_global_tokens", "stagger_local_blocks", "block_size"),
+    "reformer": ("attn_layers", "local_attn_chunk_length", "lsh_attn_chunk_length",
+                 "local_num_chunks_before", "lsh_num_chunks_before", "hash_seed", "num_hashes"),
+    "speecht5": ("conv_dim", "conv_kernel", "conv_stride", "num_conv_pos_embeddings",
+                 "num_conv_pos_embedding_groups", "num_feat_extract_layers"),
     "seamless_m4t": ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups",
                      "conv_depthwise_kernel_size"),
     "seamless_m4t_v2": ("conv_depthwise_kernel_size", "speech_encoder_left_chunk_num",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from holdover.geometry._defaults import class_defaults
 from holdover.geometry.sizing import names
 from holdover.geometry.sizing.mechanisms.base import exact
 from holdover.geometry.sizing.reader import Reader
@@ -20,14 +21,34 @@ _HEADS = ("decoder_attention_heads", "num_decoder_attention_heads")
 _KV_HEADS = ("decoder_num_key_value_heads",)
 _ENCODER_TOKENS = ("encoder_tokens", "max_source_positions")
 _LONGEST = ("n_positions", "max_position_embeddings", "max_encoder_position_embeddings")
+_ENCODER_ONLY = (
+    "encoder_layers", "num_encoder_layers", "encoder_attention_heads",
+    "encoder_num_key_value_heads",
+)  # fmt: skip
 _USUAL_TOKENS = 512  # T5's training length, where nothing says how long an input is
 
 
 def is_encoder_decoder(reader: Reader) -> bool:
+    if _wrapper_says_so(reader):
+        return True
     if reader.get("is_encoder_decoder") is None and reader.defaults.get("is_encoder_decoder"):
         reader.note("is_encoder_decoder", True, f"class default of {reader.model_type}")
         return True
     return reader.flag("is_encoder_decoder")
+
+
+def _wrapper_says_so(reader: Reader) -> bool:
+    """The text part of a wrapper is a decoder by what the wrapper is."""
+    stated = reader.whole.get("is_encoder_decoder")
+    if isinstance(stated, bool):
+        return stated and bool(reader.where)
+    table = class_defaults(str(reader.whole.get("model_type", "")))
+    if table is None or "is_encoder_decoder" in table.derived:  # a class that always sets it
+        return table is not None
+    if not reader.where or not table.values.get("is_encoder_decoder"):
+        return False
+    reader.note("is_encoder_decoder", True, "class default of the whole model")
+    return True
 
 
 def decoder_memories(reader: Reader) -> tuple[int, tuple[MemorySpec, ...]]:
@@ -41,21 +62,34 @@ def decoder_memories(reader: Reader) -> tuple[int, tuple[MemorySpec, ...]]:
     planes = attention_planes(kv_heads, dim)
     layers = tuple(range(n_layers))
     n_rows = encoder_tokens(reader)
-    for encoder_only in ("encoder_layers", "num_encoder_layers", "encoder_attention_heads"):
-        reader.get(encoder_only) if encoder_only in reader.values else None
+    reader.ignore(*_ENCODER_ONLY)
     return n_layers, (
         MemorySpec(Kind.ATTENTION, "full", planes, Full(), layers),
         MemorySpec(Kind.CROSS, f"encoder, {n_rows} tokens", planes, Fixed(n_rows), layers),
     )
 
 
-def cross_memories(reader: Reader, memories: Iterable[MemorySpec]) -> tuple[MemorySpec, ...]:
+def cross_memories(
+    reader: Reader, decoder: Reader, memories: Iterable[MemorySpec]
+) -> tuple[MemorySpec, ...]:
     """What a decoder with a config of its own keeps beside `memories`: the encoder output's rows
-    of each of its attention layers.
+    of each of its attention layers, where these may have heads of their own.
     """
     n_rows = encoder_tokens(reader)
+    heads = decoder.optional_integer("cross_num_key_value_heads")
+    dim = decoder.optional_integer("cross_head_dim")
+    decoder.ignore("cross_num_attention_heads")
     return tuple(
-        replace(memory, kind=Kind.CROSS, label=f"encoder, {n_rows} tokens", residency=Fixed(n_rows))
+        replace(
+            memory,
+            kind=Kind.CROSS,
+            label=f"encoder, {n_rows} tokens",
+            residency=Fixed(n_rows),
+            planes=tuple(
+                replace(plane, heads=heads or plane.heads, dim=dim or plane.dim)
+                for plane in memory.planes
+            ),
+        )
         for memory in memories
         if memory.kind is Kind.ATTENTION
     )

@@ -122,6 +122,9 @@ def _layer_types(reader: Reader, n_layers: int) -> Kinds | None:
 def _letters(reader: Reader, n_layers: int) -> Kinds | None:
     """ "M-M*E": one letter per layer."""
     name = "hybrid_override_pattern"
+    if reader.model_type == "nemotron_h" and reader.states("layers_block_type", "layer_types"):
+        reader.ignore(name)
+        return None  # its class drops the letters then
     letters = reader.get(name)
     if letters is None:
         return None
@@ -396,6 +399,13 @@ def _dense_first(reader: Reader, every: int, n_layers: int) -> Kinds:
     return tuple(kinds)
 
 
+def _dots3(reader: Reader, n_layers: int) -> Kinds:
+    kind = "full" if reader.get("use_dsa") is False else "indexed"
+    if reader.get("use_sliding_window") is False:
+        return (kind,) * n_layers
+    return tuple(kind if i < 2 or i % 4 == 1 else "sliding" for i in range(n_layers))
+
+
 def _cycle(*kinds: str) -> PatternReader:
     return _where(lambda i, n: kinds[i % len(kinds)])
 
@@ -449,6 +459,7 @@ CLASS_RULES: dict[str, PatternReader] = {
     "flint": _where(
         lambda i, n: "full" if i < 2 or i % 4 == 1 or i == n - 1 else "sliding"
     ),
+    "dots3_note_text": _dots3,
     "lfm3": _where(
         lambda i, n: "full" if i % 4 == 2 else "sliding" if i and i % 4 == 0 else "conv"
     ),

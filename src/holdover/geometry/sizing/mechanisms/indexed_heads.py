@@ -9,11 +9,13 @@ from holdover.geometry.sizing.mechanisms.base import Layer, index_keys
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.memory import MemorySpec
 
-KINDS = frozenset({"indexed"})
-RANK = 0
+KINDS = frozenset({"indexed", "full"})
+RANK = 10
 
 
 def claims(reader: Reader, layer: Layer) -> bool:
+    if layer.kind == "full":  # what Qwen4-Exp's files call its indexed layers
+        return reader.model_type == "qwen4_exp_text" and reader.knows("indexer_head_dim")
     return not reader.knows("kv_lora_rank") and (
         reader.knows("index_head_dim", "index_n_heads")
         or reader.knows("indexer_head_dim", "indexer_kv_heads")

@@ -37,11 +37,12 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
 
 
 def _planes(reader: Reader, layer: Layer) -> tuple[Plane, ...]:
-    latent, rope = reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim")
+    latent = reader.integer("kv_lora_rank")
+    rope = reader.integer("qk_rope_head_dim", minimum=0)
     if reader.model_type == "dots3_note_text" and layer.kind == "sliding":
         latent, rope = _window_widths(reader, layer)
     planes = (Plane("latent", 1, latent), Plane("rope", 1, rope))
-    return planes if _has_rope(reader, layer) else planes[:1]
+    return planes if rope and _has_rope(reader, layer) else planes[:1]
 
 
 def _window_widths(reader: Reader, layer: Layer) -> tuple[int, int]:
@@ -49,6 +50,8 @@ def _window_widths(reader: Reader, layer: Layer) -> tuple[int, int]:
 
     The numbers are those of the class where the file states neither.
     """
+    reader.ignore("swa_num_attention_heads", "swa_num_key_value_heads", "swa_v_head_dim")
+    reader.ignore("swa_q_lora_rank")
     own = layer_setting(reader, layer)
     part = reader.beneath({f"swa_{name}": value for name, value in own.items()})
 
