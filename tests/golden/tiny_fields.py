@@ -422,28 +422,6 @@ OWN: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp", "attention", "mamba"],
     },
-    "evolla": {
-        "protein_encoder_config": {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 48,
-            "vocab_size": 96,
-        }
-    },
-    "kyutai_speech_to_text": {
-        "pad_token_id": 0,
-        "codebook_vocab_size": 96,
-        "num_codebooks": 2,
-        "audio_pad_token_id": 1,
-        "audio_bos_token_id": 2,
-    },
-    "nemotron_h": {
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
-        "n_groups": 2,
-        "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp", "attention", "mamba"],
-    },
     "evolla": {"protein_encoder_config": {**_TOWER, "vocab_size": 96}},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2},
     "fsmt": {"src_vocab_size": 96, "tgt_vocab_size": 96},
