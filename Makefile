@@ -7,6 +7,9 @@ PORT ?=
 ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+# A process a core with one compute thread each: the tests' models are small, and threads that wait
+# for one another are slower than one. A file's tests share what they load.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 INSTALL := $(PIP) install -c constraints.txt
 
 .PHONY: default serve test test-all lint fix bench clean
@@ -19,11 +22,11 @@ serve: .venv
 
 test: .venv/installed-test
 	@echo "==> tests, the slow ones left out (make test-all runs them)"
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: .venv/installed-test
 	@echo "==> all tests"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 lint: .venv/installed-test
 	@echo "==> ruff and mypy"
