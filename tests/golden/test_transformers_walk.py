@@ -50,6 +50,12 @@ def _present(names: tuple[str, ...]) -> list[Any]:
     ]
 
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
     before = torch.get_num_threads()

@@ -10,6 +10,7 @@ import copy
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -145,18 +146,39 @@ def filled_cache(config: Any, prompt_tokens: int = PROMPT_TOKENS) -> tuple[Any, 
                 **given, do_sample=False, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS,
                 return_dict_in_generate=True, use_cache=True, num_beams=1,
             )  # fmt: skip
-            return cache_in(out), prompt_tokens + NEW_TOKENS - 1
-        if config.model_type == "granite4_vision":  # whose text model makes none of its own
-            given["past_key_values"] = DynamicCache(config=text)
-        out = model(**given, use_cache=True)
-        text_ids = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
-        again = {k: v for k, v in given.items() if k in ("encoder_outputs", "t_cond")}
-        for _ in range(NEW_TOKENS - 1):
-            ids = given[text_ids]
-            token = torch.randint(3, 90, (len(ids), 1, *ids.shape[2:]))
-            cache = cache_in(out)
-            out = model(**{text_ids: token}, past_key_values=cache, use_cache=True, **again)
-    return cache_in(out), prompt_tokens + NEW_TOKENS - 1
+        else:
+            if config.model_type == "granite4_vision":  # whose text model makes none of its own
+                given["past_key_values"] = DynamicCache(config=text)
+            out = _stepped(model, given)
+    cache = cache_in(out)
+    if config.model_type == "recurrent_gemma":
+        cache = _with_states_of_modules(model, cache)
+    return cache, prompt_tokens + NEW_TOKENS - 1
+
+
+def _stepped(model: Any, given: Mapping[str, Any]) -> Any:
+    """Output of the last of as many steps as `generate` makes."""
+    out = model(**given, use_cache=True)
+    text_ids = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
+    again = {k: v for k, v in given.items() if k in ("encoder_outputs", "t_cond")}
+    for _ in range(NEW_TOKENS - 1):
+        ids = given[text_ids]
+        token = torch.randint(3, 90, (len(ids), 1, *ids.shape[2:]))
+        cache = cache_in(out)
+        out = model(**{text_ids: token}, past_key_values=cache, use_cache=True, **again)
+    return out
+
+
+def _with_states_of_modules(model: Any, cache: Any) -> Any:
+    """RecurrentGemma keeps its states as attributes of its layers, not in the cache."""
+    blocks = [layer.temporal_block for layer in model.model.layers]
+    states = [
+        SimpleNamespace(conv_states=[b.conv1d_state], recurrent_states=[b.rg_lru.recurrent_states])
+        if hasattr(b, "rg_lru")
+        else None
+        for b in blocks
+    ]
+    return SimpleNamespace(cache=cache, layers=states)
 
 
 def _given(model_type: str, text: Any, prompt_tokens: int) -> dict[str, Any]:

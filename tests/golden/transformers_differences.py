@@ -57,10 +57,6 @@ def _unfinished_windows(memories: Iterable[MemorySpec], config: Any) -> Iterator
                 yield MemorySpec(Kind.STATE, "window", planes, residency, memory.layers)
 
 
-def _without_states(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
-    yield from (m for m in memories if m.kind is not Kind.STATE)
-
-
 def _one_row_more(memories: Iterable[MemorySpec], config: Any) -> Iterator[MemorySpec]:
     for memory in memories:
         yield memory
@@ -179,11 +175,6 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "reformer": Difference(
         "less: hidden states are kept, and keys and values computed from them anew", _hidden_alone
-    ),
-    "recurrent_gemma": Difference(
-        "the RG-LRU's state and its convolution's inputs are attributes of the layers' modules, "
-        "not of the cache",
-        _without_states,
     ),
     "deepseek_v4": Difference(
         "every token's projections and gates are kept until they fill a compressed window, where "

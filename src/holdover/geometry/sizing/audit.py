@@ -47,7 +47,7 @@ _HARMLESS_IN = {
     "bigbird_pegasus": ("attention_type",),
     "doge": ("keep_window_size",),  # what its dynamic mask leaves visible
     "evolla": ("resampler_num_latents",),
-    "glm5_next_text": ("index_kpool", "index_kpool_always_select_tail"),  # all keys are kept
+    "glm5_next_text": ("index_kpool", "index_kpool_always_select_tail"),
     "hrm_text": ("L_bp_cycles",),
     "inkling2_loop_text": ("loop_gate_rank", "number_of_conv_states"),
     "inkling2_text": ("number_of_conv_states",),
