@@ -58,8 +58,14 @@ def exact_div(numerator: int, denominator: int) -> int:
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:
-    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given."""
-    low, high = 0, limit
+    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given.
+
+    Asks for small n first: a limit far above the answer costs little.
+    """
+    high = 1
+    while high < limit and fits(high):
+        high *= 2
+    low, high = high // 2, min(high, limit)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -21,12 +21,13 @@ from holdover.plan.sizing.device import Device, Headroom
 from holdover.plan.sizing.formula import formula
 from holdover.plan.sizing.goal import Goal, answer_goal, combinations
 from holdover.plan.sizing.lengths import Grid, Lengths, max_users, parse_lengths
-from holdover.plan.sizing.scenario import Scenario, largest
+from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import BITS, Weights, in_dtype, requantised
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane, attention_planes
 from holdover.spec.memory import Kind, MemorySpec, Sharding
 from holdover.spec.residency import Chunk, Fixed, Full, Window
+from holdover.units import largest
 
 FULL = MemorySpec(Kind.ATTENTION, "full", attention_planes(8, 128), Full(), tuple(range(32)))
 WINDOW = MemorySpec(Kind.ATTENTION, "window", attention_planes(4, 64), Window(100), tuple(range(6)))

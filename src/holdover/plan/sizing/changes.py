@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from holdover.errors import ConfigError
 from holdover.plan.sizing.device import Device
-from holdover.plan.sizing.scenario import Scenario, largest
+from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import requantised
-from holdover.units import format_bytes, round_up
+from holdover.units import format_bytes, largest, round_up
 
 SINK_TOKENS = 4
 MOST_DEVICES = 64

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Assumption
 from holdover.plan.sizing.cache import Cache
-from holdover.plan.sizing.scenario import Scenario, largest
+from holdover.plan.sizing.scenario import Scenario
+from holdover.units import largest
 
 if TYPE_CHECKING:
     import numpy as np

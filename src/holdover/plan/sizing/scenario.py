@@ -7,13 +7,12 @@ every conversation are held once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdover.plan.sizing.cache import Cache
 from holdover.plan.sizing.device import Device, Headroom
 from holdover.plan.sizing.weights import Weights
-from holdover.units import ceil_div
+from holdover.units import ceil_div, largest
 
 LONGEST_TOKENS = 2**40  # a memory that is not full by then never is
 MOST_USERS = 2**40
@@ -115,15 +114,3 @@ class Scenario:
         tokens -= tokens % self.rank_cache.block_tokens
         parts = (part for part in self.rank_cache.parts if part.memory.grows)
         return sum(part.held_bytes(tokens) for part in parts)
-
-
-def largest(fits: Callable[[int], bool], limit: int) -> int:
-    """Largest n in 0..limit with fits(n), where fits is true up to some point; fits(0) is given."""
-    high = 1
-    while high < limit and fits(high):
-        high *= 2
-    low, high = high // 2, min(high, limit)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
