@@ -259,6 +259,7 @@ def test_landing_page_needs_nothing_from_elsewhere(plain: Any) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
+    assert "img-src data:" in page.headers["content-security-policy"]  # or the icon is blocked
 
 
 def test_openapi_names_the_request_bodies(plain: Any) -> None:

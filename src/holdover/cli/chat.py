@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
         max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     ) -> None:
         """Talk to a model in the terminal; says after each answer what it cost."""
+        from holdover.cli.loading import load_engine, starting
         from holdover.engine.api import SamplingParams
         from holdover.engine.planning import plan_serving
         from holdover.plan.tables import short_lines
@@ -46,12 +47,10 @@ def register(app: typer.Typer) -> None:
         params = SamplingParams(
             temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
         )
-        planned = plan_serving(config)
-        print("\n".join(short_lines(planned.plan)), file=sys.stderr, flush=True)
-
-        from holdover.cli.loading import load_engine
-
-        engine = load_engine(planned)
+        with starting():
+            planned = plan_serving(config)
+            print("\n".join(short_lines(planned.plan)), file=sys.stderr, flush=True)
+            engine = load_engine(planned)
         session = ChatSession(engine, engine.tokenizer, planned.layout, params, system)
         try:
             _talk(session)

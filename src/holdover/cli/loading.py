@@ -1,9 +1,12 @@
-"""Loading a model with a bar that says how far it is."""
+"""Starting an engine in this process: quickly, and with a bar that says how far it is."""
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +21,28 @@ if TYPE_CHECKING:
     from holdover.weights import Checkpoint, TensorInfo
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around all that a process loads before its first request.
+
+    The collector would walk the growing heap again and again (0.7 s of a start). What is loaded
+    stays, so it is also kept out of later collections, each of which would cost a step 100 ms.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
 @dataclass(slots=True)
 class WatchedCheckpoint:
     """A checkpoint that reports the stored bytes of every tensor once it is loaded."""
 
     checkpoint: Checkpoint
     advance: Advance
+    hashed: Future[bytes]
     done_bytes: int = 0
     total_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -55,13 +74,16 @@ class WatchedCheckpoint:
         return tensor
 
     def digest(self) -> bytes:
-        return self.checkpoint.digest()
+        return self.hashed.result()
 
 
 def load_engine(planned: Planned) -> Engine:
     """A running engine as planned."""
-    from holdover.engine.build import build_engine
+    with ThreadPoolExecutor(1) as background:
+        # Hashing needs no interpreter lock; the import of torch after it needs little else.
+        hashed = background.submit(planned.checkpoint.digest)
+        from holdover.engine.build import build_engine
 
-    with progress_bar("loading weights") as advance:
-        watched = WatchedCheckpoint(planned.checkpoint, advance)
-        return build_engine(replace(planned, checkpoint=watched))
+        with progress_bar("loading weights") as advance:
+            watched = WatchedCheckpoint(planned.checkpoint, advance, hashed)
+            return build_engine(replace(planned, checkpoint=watched))

@@ -18,18 +18,19 @@ def register(app: typer.Typer) -> None:
     @config_command(app, "serve", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
     def serve(config: Config) -> None:
         """Serve a model over OpenAI's API, inside exactly the planned memory."""
+        from holdover.cli.loading import load_engine, starting
         from holdover.engine.planning import plan_serving
         from holdover.plan.tables import short_lines
 
-        planned = plan_serving(config)
-        print("\n".join(short_lines(planned.plan)), flush=True)
+        with starting():
+            planned = plan_serving(config)
+            print("\n".join(short_lines(planned.plan)), flush=True)
 
-        from holdover.cli.loading import load_engine
-        from holdover.server.run import bind
-        from holdover.server.run import serve as run_server
+            from holdover.server.run import bind
+            from holdover.server.run import serve as run_server
 
-        listener = bind(config.host, config.port)  # a taken port: better known before the load
-        engine = load_engine(planned)
+            listener = bind(config.host, config.port)  # a taken port: better known before the load
+            engine = load_engine(planned)
         run_server(
             engine,
             engine.tokenizer,

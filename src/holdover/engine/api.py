@@ -118,7 +118,7 @@ class EngineStats:
     planned_bytes: int
     allocated_bytes: int
     held_bytes: int  # blocks that running sequences use
-    logical_bytes: int  # the same by the formula, without block rounding
+    logical_bytes: int  # of the same sequences by the formula: nothing shared, nothing rounded
     cached_bytes: int  # blocks kept only for reuse
 
 

@@ -6,7 +6,6 @@ What is allocated is compared with what was planned, and any difference stops th
 from __future__ import annotations
 
 import ctypes
-import gc
 from typing import cast
 
 import torch
@@ -24,8 +23,7 @@ from holdover.text.tokenizer import load_tokenizer
 def build_engine(planned: Planned) -> Engine:
     """Load and allocate everything, the checkpoint's tokenizer included.
 
-    Sets torch's compute threads and freezes the garbage collector's view of what is loaded, both
-    for the whole process. Raises HoldoverError for a damaged model.
+    Sets torch's compute threads for the whole process. Raises HoldoverError for a damaged model.
     """
     torch.set_num_threads(planned.threads)
     checkpoint, plan, config = planned.checkpoint, planned.plan, planned.config
@@ -44,9 +42,6 @@ def build_engine(planned: Planned) -> Engine:
     _as_planned("workspace", workspace.nbytes, plan.parts.workspace_bytes)
     kernels = module.bind(arena.bytes, plan.layout, plan.limits, workspace)
     seed = checkpoint.digest()
-    # What is loaded stays: a full collection that walks it all costs a step 100 ms.
-    gc.collect()
-    gc.freeze()
     _return_freed_memory()
     return Engine(
         model=model,

@@ -22,7 +22,11 @@ _GAUGES = (
     ("planned_bytes", "kv_planned_bytes", "KV arena bytes the plan reserved"),
     ("allocated_bytes", "kv_allocated_bytes", "KV arena bytes really allocated"),
     ("held_bytes", "kv_held_bytes", "KV bytes in blocks that running sequences use"),
-    ("logical_bytes", "kv_logical_bytes", "KV bytes of running sequences without block rounding"),
+    (
+        "logical_bytes",
+        "kv_logical_bytes",
+        "KV bytes of running sequences by the formula: prefixes not shared, blocks not rounded",
+    ),
     ("cached_bytes", "kv_cached_bytes", "KV bytes in blocks kept only for reuse"),
 )
 _COUNTERS = (
