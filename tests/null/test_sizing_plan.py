@@ -19,7 +19,7 @@ from holdover.plan.sizing.ceiling import decode_ceiling
 from holdover.plan.sizing.changes import SINK_TOKENS, single_changes, with_window
 from holdover.plan.sizing.device import Device, Headroom
 from holdover.plan.sizing.formula import formula
-from holdover.plan.sizing.goal import Goal, answer_goal, combinations
+from holdover.plan.sizing.goal import Goal, answer_goal, chosen, completed, points
 from holdover.plan.sizing.lengths import Grid, Lengths, max_users, parse_lengths
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import BITS, Weights, in_dtype, requantised
@@ -118,6 +118,10 @@ def test_most_users_and_longest_context_against_trying_each(
     if len(fitting) < 2999:
         assert base.max_users() == len(fitting)
     longest = base.max_context_tokens()
+    shared = replace(base, shared_tokens=100)
+    users_shared = [n for n in range(1, 3000) if shared.held_bytes(n, context) <= room]
+    if len(users_shared) < 2999:
+        assert shared.max_users() == len(users_shared)
     if longest is not None:
         assert base.held_bytes(users, longest) <= room or longest == 0
         assert base.held_bytes(users, longest + 1) > room
@@ -166,6 +170,11 @@ def test_a_shared_start_is_held_once() -> None:
     shared = replace(base, shared_tokens=1000)
     blocks = 1000 // 16 * 16
     assert base.cache_bytes - shared.cache_bytes == 49 * blocks * 131_072
+    # Whatever is shared, the newest token's block is each one's own.
+    assert replace(base, shared_tokens=4000).cache_bytes == (3984 + 50 * 16) * 131_072
+    # Rows of 128 tokens: 1,000 tokens fill 7 of a block's 16 rows, and no block.
+    compressed = scenario(COMPRESSED, users=50)
+    assert replace(compressed, shared_tokens=1000).cache_bytes == compressed.cache_bytes
     # Only what keeps every token can be shared in whole: a window lets its start go.
     windowed = scenario(WINDOW, users=50)
     assert replace(windowed, shared_tokens=1000).cache_bytes == windowed.cache_bytes
@@ -194,24 +203,30 @@ def test_every_single_change_fits_and_asks_for_no_more_than_it_must() -> None:
     assert found["more devices"].scenario.n_devices == 2
 
 
-def test_changes_come_smallest_first_and_the_effort_says_so() -> None:
+def test_changes_come_cheapest_first_and_the_points_say_so() -> None:
     changes = single_changes(scenario(users=20), (Device("large", 80 * GIB),))
-    assert [change.name for change in changes][:1] == ["shared prefix"]
-    assert [c.effort for c in changes] == sorted(c.effort for c in changes)
-    assert all(change.cost for change in changes)
+    assert [change.name for change in changes][:1] == ["kv fp8"]
+    assert [c.cost.points for c in changes] == sorted(c.cost.points for c in changes)
+    assert all(change.cost.text and change.flags for change in changes)
 
 
-def test_the_cheapest_combination_is_the_cheapest_of_all() -> None:
-    base = scenario(users=50)
-    answer = answer_goal(base, Goal(50, 4000), ())
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW), (MLA, INDEX, COMPRESSED), (STATE,)])
+def test_the_cheapest_combination_is_the_cheapest_of_all(specs: tuple[MemorySpec, ...]) -> None:
+    base = scenario(*specs, users=4000 if specs != (FULL,) else 50)
+    devices = (Device("large", 40 * GIB), Device("larger", 80 * GIB))
+    answer = answer_goal(base, Goal(base.users, 4000), devices)
     assert answer.combination is not None
     assert len(answer.combination) > 1
     assert answer.combination[-1].scenario.fits
-    fitting = [c for c in combinations(answer.base) if len(c) > 1 and c[-1].scenario.fits]
-    assert sum(c.effort for c in answer.combination) == min(
-        sum(c.effort for c in changes) for changes in fitting
-    )
+    # Whatever is cheaper holds a change that would do alone, with the rest for nothing.
+    alone = {change.flags for change in answer.singles}
+    every = list(chosen(answer.base))
+    every += [more for c in every if c for more in completed(c, answer.base, devices)]
+    fitting = [c for c in every if len(c) > 1 and c[-1].scenario.fits]
     assert len(fitting) > 20
+    for changes in fitting:
+        if points(changes) < points(answer.combination):
+            assert alone & {change.flags for change in changes} or len(changes) > 2
 
 
 def test_a_goal_that_fits_needs_nothing() -> None:
@@ -239,6 +254,10 @@ def test_the_ceiling_is_bytes_over_bandwidth_of_the_users_that_fit() -> None:
     sparse = decode_ceiling(scenario(MLA, INDEX))
     assert sparse is not None
     assert sparse.cache_read_bytes == 27 * 128 * 2 * 4000
+    # A start that all share may be read once for all of them.
+    shared = decode_ceiling(replace(base, shared_tokens=1600))
+    assert shared is not None
+    assert shared.cache_read_bytes == (4 * 2400 + 1600) * 131_072
     assert decode_ceiling(scenario(weights_bytes=40 * GIB)) is None
 
 

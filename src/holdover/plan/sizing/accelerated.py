@@ -22,4 +22,4 @@ def other_devices(device: Device) -> tuple[Device, ...]:
 
 
 def _device(one: Accelerator) -> Device:
-    return Device(one.name, one.usable_bytes, one.bandwidth_bytes_s, one.vendor)
+    return Device(one.name, one.usable_bytes, one.bandwidth_bytes_s, one.vendor, one.unified)

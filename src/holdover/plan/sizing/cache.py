@@ -16,6 +16,7 @@ from holdover.spec.layers import Plane
 from holdover.spec.layout import CodecChoice, FieldCodec
 from holdover.spec.memory import BLOCK_TOKENS, Kind, MemorySpec, StoredMemory, on_one_rank
 from holdover.spec.residency import Full, Window
+from holdover.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,26 @@ class Cache:
 
     def held_bytes(self, n_tokens: int, step_tokens: int = 1) -> int:
         return sum(part.held_bytes(n_tokens, step_tokens) for part in self.parts)
+
+    def held_by(self, users: int, n_tokens: int, shared_tokens: int = 0) -> int:
+        """What `users` conversations of `n_tokens` hold, whose first `shared_tokens` are the same
+        and there once."""
+        shared_bytes = self.shared_bytes(n_tokens, shared_tokens)
+        own_bytes = self.held_bytes(n_tokens) - shared_bytes
+        return users * own_bytes + (shared_bytes if users else 0)
+
+    def shared_bytes(self, n_tokens: int, shared_tokens: int) -> int:
+        """Whole blocks of the shared start, of what keeps every token. The newest token is each
+        conversation's own, and so is the block it lies in."""
+        tokens = min(shared_tokens, n_tokens - 1)
+        if tokens <= 0:
+            return 0
+        total = 0
+        for part in self.parts:
+            if part.memory.grows:
+                per_block = part.block_tokens * part.memory.tokens_per_row
+                total += part.held_bytes(tokens // per_block * per_block)
+        return total
 
     def logical_by_kind(self, n_tokens: int) -> dict[Kind, int]:
         total = dict.fromkeys(Kind, 0)
@@ -73,12 +94,13 @@ class Cache:
         return Cache.of(memories, self.codec, self.block_tokens)
 
     def windowed(self, window_tokens: int, sink_tokens: int) -> Cache:
-        """The same with every full attention layer reading only sinks and a window."""
-        return Cache.of(
-            (_windowed(part.memory, window_tokens, sink_tokens) for part in self.parts),
-            self.codec,
-            self.block_tokens,
+        """The same with every full attention layer reading only sinks and a window; the blocks
+        are laid out as before."""
+        parts = (
+            replace(part, memory=_windowed(part.memory, window_tokens, sink_tokens))
+            for part in self.parts
         )
+        return replace(self, parts=tuple(parts))
 
     def can_be_windowed(self) -> bool:
         return any(p.memory.kind is Kind.ATTENTION and p.memory.grows for p in self.parts)
@@ -87,8 +109,10 @@ class Cache:
 def _windowed(memory: MemorySpec, window_tokens: int, sink_tokens: int) -> MemorySpec:
     if memory.kind not in (Kind.ATTENTION, Kind.INDEXER) or not isinstance(memory.residency, Full):
         return memory
-    rows, sinks = window_tokens // memory.tokens_per_row, sink_tokens // memory.tokens_per_row
-    return replace(memory, residency=Window(max(1, rows), sinks))
+    rows = max(1, window_tokens // memory.tokens_per_row)
+    sinks = ceil_div(sink_tokens, memory.tokens_per_row)
+    label = f"{memory.label}, as window {window_tokens} and {sink_tokens} sinks"
+    return replace(memory, residency=Window(rows, sinks), label=label)
 
 
 def codec_choice(text: str) -> CodecChoice:

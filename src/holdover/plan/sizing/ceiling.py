@@ -2,7 +2,8 @@
 
 A step reads the weights that one token needs and the cache of every conversation at least once;
 compute, kernels, communication and more experts than one token's only make it slower. Rows that
-sparse attention may skip are left out, so that the bound holds for it as well.
+sparse attention may skip are left out, and a shared start is read once, so that the bound holds
+for engines that do that as well.
 """
 
 from __future__ import annotations
@@ -40,24 +41,27 @@ def decode_ceiling(scenario: Scenario) -> Ceiling | None:
     """Of the users asked for, or as many of them as fit. None where none fits, or where the
     bandwidth or what a token reads of the weights is not known."""
     weights, device = scenario.weights, scenario.device
-    users = min(scenario.users, scenario.max_users())
+    users = min(scenario.users, scenario.most_resident())
     if device.bandwidth_bytes_per_s is None or weights.active_bytes is None or users == 0:
         return None
-    per_user = read_bytes(scenario.rank_cache, scenario.context_tokens)
     return Ceiling(
         users,
         scenario.context_tokens,
         ceil_div(weights.active_bytes, scenario.n_devices),
-        users * per_user,
+        read_bytes(scenario.rank_cache, users, scenario.context_tokens, scenario.shared_tokens),
         device.bandwidth_bytes_per_s,
     )
 
 
-def read_bytes(cache: Cache, context_tokens: int) -> int:
-    """Least bytes of one conversation's cache that a step reads."""
+def read_bytes(cache: Cache, users: int, context_tokens: int, shared_tokens: int = 0) -> int:
+    """Least bytes of the cache that a step of `users` conversations reads; a shared start can be
+    read once for all of them."""
     sparse = any(part.memory.kind is Kind.INDEXER for part in cache.parts)
-    return sum(
-        part.logical_bytes(context_tokens)
-        for part in cache.parts
-        if not (sparse and part.memory.kind is Kind.ATTENTION and part.memory.grows)
-    )
+    total = 0
+    for part in cache.parts:
+        if sparse and part.memory.kind is Kind.ATTENTION and part.memory.grows:
+            continue
+        each = part.logical_bytes(context_tokens)
+        shared = part.logical_bytes(min(shared_tokens, context_tokens)) if part.memory.grows else 0
+        total += users * (each - shared) + shared
+    return total

@@ -1,71 +1,86 @@
-"""Single changes to a scenario that does not fit: each with how far it has to go, and its cost.
+"""Changes to a scenario that does not fit: what each does, the flags that do it, what it costs.
 
-A change file is not needed per idea: a change is a function from a scenario to the least of it
-that makes the scenario fit, or None. `effort` orders them, the smallest change first: what loses
-nothing, then what loses precision, then what forgets, then what serves less, then what is bought.
+A change is a function from a scenario to the scenarios that it could become. `choices` come in a
+few fixed steps, and may not be enough; `remedies` go exactly as far as they must. The points of a
+cost order them, and docs/plan-json.md says how they are given: what costs nothing first, then
+precision, then waiting, then what is forgotten or not served, then money.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from holdover.errors import ConfigError
 from holdover.plan.sizing.device import Device
+from holdover.plan.sizing.offload import BYTES_PER_S, NAMES, Offload
+from holdover.plan.sizing.question import DEFAULT_SINK_TOKENS as SINK_TOKENS
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import requantised
 from holdover.units import format_bytes, largest, round_up
 
-SINK_TOKENS = 4
 MOST_DEVICES = 64
-HOST_LINK_BYTES_PER_S = 25_000_000_000  # PCIe 4.0 x16 as measured in practice
-DISK_BYTES_PER_S = 3_000_000_000  # one NVMe drive, reading
+LEAST_POINTS = 1  # of any remedy
+_GIB = 2**30
 
-# What a codec does to keys and values; the order is that of the effort.
-KV_LOSS = {
-    "fp8": "near 16 bit on most tasks; no scale, so that outliers are cut at 448",
-    "int8": "near 16 bit on all tasks known; a scale for every token and head",
-    "int4": "long reasoning and retrieval get worse, keys more than values: judge on your own task",
+
+class Cost(NamedTuple):
+    """`pays` is "condition", "quality", "latency", "service" or "money"."""
+
+    pays: str
+    points: float
+    text: str
+
+
+# What a narrower type does to keys and values, and to weights.
+KV_COST = {
+    "fp8": Cost("quality", 2.0, "near 16 bit on most tasks; no scale: outliers are cut at 448"),
+    "int8": Cost("quality", 2.1, "near 16 bit on all tasks known; a scale per token and head"),
+    "int4": Cost("quality", 4.0, "long reasoning and retrieval get worse, keys more than values: "
+                 "judge on your own task"),
+}  # fmt: skip
+WEIGHT_COST = {
+    "fp8": Cost("quality", 3.0, "near 16 bit on most tasks; a checkpoint of that kind is needed"),
+    "int4": Cost("quality", 5.0, "a few points on hard tasks; a checkpoint of that kind is needed"),
 }
-WEIGHT_LOSS = {
-    "fp8": "weights in 8 bit: near 16 bit on most tasks; a checkpoint of that kind is needed",
-    "int4": "weights in 4 bit: a few points on hard tasks; a checkpoint of that kind is needed",
-}
-KV_EFFORT = {"fp8": 2.0, "int8": 2.1, "int4": 4.0}
-WEIGHT_EFFORT = {"fp8": 3.0, "int4": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`what` is done, `flag` shows the same in another run where one does, `cost` is what is
-    lost. `scenario` is the one that fits."""
+    """`flags` are those that do the same in another run; `scenario` is what results."""
 
     name: str
     what: str
-    flag: str | None
-    cost: str
-    effort: float
+    flags: tuple[tuple[str, str], ...]
+    cost: Cost
     scenario: Scenario
 
 
 Devices = Sequence[Device]
+Changes = Callable[[Scenario], Iterator[Change]]
+
+
+def choices() -> tuple[Changes, ...]:
+    """Those of a few fixed steps, in the order in which they are put together."""
+    return (codecs, weights, more_devices, common_starts)
+
+
+def remedies(devices: Devices) -> tuple[Changes, ...]:
+    """Those that go as far as they must, and then fit; `devices` can be had instead."""
+
+    def other_device(base: Scenario) -> Iterator[Change]:
+        return _other_device(base, devices)
+
+    return (shared_prefix, offload, window, fewer_users, shorter, other_device)
 
 
 def single_changes(base: Scenario, devices: Devices) -> list[Change]:
-    """Every single change that makes `base` fit, the smallest first; `devices` are those that can
-    be had instead."""
-    found = [
-        *_codecs(base),
-        *_weights(base),
-        *_shared_prefix(base),
-        *_offload(base),
-        *_window(base),
-        *_fewer_users(base),
-        *_shorter(base),
-        *_more_devices(base),
-        *_other_device(base, devices),
-    ]
-    return sorted(found, key=lambda change: change.effort)
+    """Every single change that makes `base` fit, the cheapest first."""
+    found = [c for change in (codecs, weights) for c in change(base) if c.scenario.fits]
+    found += [c for c in more_devices(base) if c.scenario.fits][:1]
+    found += [c for change in remedies(devices) for c in change(base)]
+    return sorted(found, key=lambda change: change.cost.points)
 
 
 def with_codec(base: Scenario, codec: str) -> Scenario | None:
@@ -74,172 +89,178 @@ def with_codec(base: Scenario, codec: str) -> Scenario | None:
         changed = base.with_cache(base.whole_cache.with_codec(codec))
     except ConfigError:
         return None
-    return changed if changed.cache_bytes < base.cache_bytes else None
-
-
-def with_weights(base: Scenario, dtype: str) -> Scenario | None:
-    """None where the number of weights is not known, or nothing is saved."""
-    changed = requantised(base.weights, dtype)
-    if changed is None or changed.n_bytes >= base.weights.n_bytes:
-        return None
-    return replace(base, weights=changed)
-
-
-def on_devices(base: Scenario, n_devices: int) -> Scenario:
-    return base.with_cache(base.whole_cache, n_devices)
+    n_tokens = base.context_tokens
+    less = changed.rank_cache.held_bytes(n_tokens) < base.rank_cache.held_bytes(n_tokens)
+    return changed if less else None
 
 
 def with_window(base: Scenario, window_tokens: int) -> Scenario:
     """Sinks and a window in every layer of full attention."""
-    return base.with_cache(base.whole_cache.windowed(window_tokens, SINK_TOKENS))
+    return replace(
+        base,
+        whole_cache=base.whole_cache.windowed(window_tokens, SINK_TOKENS),
+        rank_cache=base.rank_cache.windowed(window_tokens, SINK_TOKENS),
+    )
 
 
-def _codecs(base: Scenario) -> Iterator[Change]:
-    for codec, loss in KV_LOSS.items():
+def codecs(base: Scenario) -> Iterator[Change]:
+    for codec, cost in KV_COST.items():
         changed = with_codec(base, codec)
-        if changed is not None and changed.fits:
-            saved = format_bytes(base.cache_bytes - changed.cache_bytes)
-            yield Change(
-                f"kv {codec}", f"store keys and values as {codec}: {saved} less on each device",
-                f"--kv {codec}", loss, KV_EFFORT[codec], changed,
-            )  # fmt: skip
+        if changed is not None:
+            n_tokens = base.context_tokens
+            ratio = base.rank_cache.held_bytes(n_tokens) / changed.rank_cache.held_bytes(n_tokens)
+            what = f"store keys and values as {codec}: a conversation is {ratio:.2f} times smaller"
+            yield Change(f"kv {codec}", what, (("--kv", codec),), cost, changed)
 
 
-def _weights(base: Scenario) -> Iterator[Change]:
-    for dtype, loss in WEIGHT_LOSS.items():
-        changed = with_weights(base, dtype)
-        if changed is not None and changed.fits:
-            saved = format_bytes(base.weights_bytes - changed.weights_bytes)
-            yield Change(
-                f"weights {dtype}", f"weights as {dtype}: {saved} less on each device",
-                f"--weights {dtype}", loss, WEIGHT_EFFORT[dtype], changed,
-            )  # fmt: skip
+def weights(base: Scenario) -> Iterator[Change]:
+    for dtype, cost in WEIGHT_COST.items():
+        narrow = requantised(base.weights, dtype)
+        if narrow is None or narrow.n_bytes >= base.weights.n_bytes:
+            continue
+        changed = replace(base, weights=narrow)
+        saved = format_bytes(base.weights_bytes - changed.weights_bytes)
+        what = f"weights as {dtype}: {saved} less on each device"
+        yield Change(f"weights {dtype}", what, (("--weights", dtype),), cost, changed)
 
 
-def _shared_prefix(base: Scenario) -> Iterator[Change]:
-    """The fewest tokens at the start that all users must share."""
-    if base.users < 2 or base.shared_tokens:
-        return
-    n_tokens = _least(
-        lambda n: replace(base, shared_tokens=n).fits, base.context_tokens, base.block_tokens
-    )
-    if n_tokens is not None:
-        share = n_tokens / base.context_tokens
-        yield Change(
-            "shared prefix", f"share the first {n_tokens:,} tokens among all users", None,
-            f"nothing, if {share:.0%} of every conversation is the same text (system prompt, "
-            "documents); prefix caching must be on",
-            1, replace(base, shared_tokens=n_tokens),
-        )  # fmt: skip
-
-
-def _offload(base: Scenario) -> Iterator[Change]:
-    for home in ("RAM", "disk"):
-        change = offloaded(base, home)
-        if change is not None:
-            yield change
-
-
-def offloaded(base: Scenario, home: str) -> Change | None:
-    """As many conversations on the device as fit, the others in RAM or on disk."""
-    on_device = min(base.max_users(), base.users)
-    if on_device == 0 or on_device >= base.users:
-        return None
-    away = base.users - on_device
-    each = base.rank_cache.held_bytes(base.context_tokens) * base.n_devices
-    speed, extra = {"RAM": (HOST_LINK_BYTES_PER_S, 0.0), "disk": (DISK_BYTES_PER_S, 0.5)}[home]
-    return Change(
-        f"offload to {home}",
-        f"keep {on_device:,} conversations on the device and {away:,} "
-        f"{'in RAM' if home == 'RAM' else 'on disk'} ({format_bytes(away * each)})",
-        None,
-        f"at most {on_device:,} answer at the same time; a conversation comes back in "
-        f"{each / speed:.2f} s at {speed / 1e9:.0f} GB/s (assumed)",
-        1 + 5 * away / base.users + extra,
-        replace(base, users=on_device),
-    )
-
-
-def _window(base: Scenario) -> Iterator[Change]:
-    """The longest window, with sinks, at which it fits."""
-    if not base.whole_cache.can_be_windowed():
-        return
-    block = base.block_tokens
-
-    most = base.context_tokens // block - 1
-    blocks = largest(lambda n: n == 0 or with_window(base, n * block).fits, most) if most > 0 else 0
-    if blocks:
-        n_tokens = blocks * block
-        lost = base.context_tokens - n_tokens - SINK_TOKENS
-        yield Change(
-            "window", f"{SINK_TOKENS} sinks and a window of {n_tokens:,} tokens in every full "
-            "attention layer", None,
-            f"the {lost:,} tokens in between are forgotten; the model was not trained so",
-            6, with_window(base, n_tokens),
-        )  # fmt: skip
-
-
-def _fewer_users(base: Scenario) -> Iterator[Change]:
-    users = base.max_users()
-    if 0 < users < base.users:
-        yield Change(
-            "fewer users", f"serve {users:,} users at a time", f"--users {users}",
-            f"{base.users - users:,} of {base.users:,} have to wait",
-            7 + (base.users - users) / base.users, replace(base, users=users),
-        )  # fmt: skip
-
-
-def _shorter(base: Scenario) -> Iterator[Change]:
-    n_tokens = base.max_context_tokens()
-    if n_tokens is not None and 0 < n_tokens < base.context_tokens:
-        lost = (base.context_tokens - n_tokens) / base.context_tokens
-        yield Change(
-            "shorter context", f"end conversations at {n_tokens:,} tokens",
-            f"--context {n_tokens}", f"{lost:.0%} of the length asked for",
-            7 + lost, replace(base, context_tokens=n_tokens),
-        )  # fmt: skip
-
-
-def _more_devices(base: Scenario) -> Iterator[Change]:
-    """The fewest devices of the same kind, tensor-parallel, that hold it."""
+def more_devices(base: Scenario) -> Iterator[Change]:
+    """Twice, four times ... as many of the same kind, tensor-parallel."""
     n_devices = base.n_devices * 2
     while n_devices <= MOST_DEVICES:
-        changed = on_devices(base, n_devices)
-        if changed.fits:
-            share = changed.cache_bytes * n_devices / max(1, base.cache_bytes * base.n_devices)
-            repeats = f"; {share:.1f} times the cache in all, since heads repeat"
-            repeated = repeats if share > 1.01 else ""
-            yield Change(
-                "more devices", f"{n_devices} x {base.device.name} instead of {base.n_devices}",
-                f"--gpus {n_devices}",
-                f"{n_devices // base.n_devices} times the price, and a fast link{repeated}",
-                10 + n_devices / base.n_devices, changed,
-            )  # fmt: skip
-            return
+        changed = base.with_cache(base.whole_cache, n_devices)
+        times = n_devices // base.n_devices
+        n_tokens = base.context_tokens
+        stored = changed.rank_cache.held_bytes(n_tokens) * n_devices
+        share = stored / max(1, base.rank_cache.held_bytes(n_tokens) * base.n_devices)
+        repeats = f"; {share:.1f} times the cache in all, since heads or latents repeat"
+        yield Change(
+            "more devices", f"{n_devices} x {base.device.name} instead of {base.n_devices}",
+            (("--gpus", str(n_devices)),),
+            Cost("money", 10.0 + times,
+                 f"{times} times the price, and a fast link{repeats if share > 1.01 else ''}"),
+            changed,
+        )  # fmt: skip
         n_devices *= 2
 
 
+def common_starts(base: Scenario) -> Iterator[Change]:
+    """A quarter or half of every conversation shared."""
+    if base.users > 1 and not base.shared_tokens:
+        for parts in (4, 2):
+            n_tokens = base.context_tokens // parts // base.block_tokens * base.block_tokens
+            if n_tokens:
+                yield _shared(base, n_tokens)
+
+
+def shared_prefix(base: Scenario) -> Iterator[Change]:
+    """The fewest tokens at the start that all users must share."""
+    if base.users < 2 or base.shared_tokens:
+        return
+    block = base.block_tokens
+    most = (base.context_tokens - 1) // block
+    if most and replace(base, shared_tokens=most * block).fits:
+        too_few = largest(lambda n: not replace(base, shared_tokens=n * block).fits, most)
+        yield _shared(base, (too_few + 1) * block)
+
+
+def _shared(base: Scenario, n_tokens: int) -> Change:
+    share = n_tokens / base.context_tokens
+    return Change(
+        "shared prefix", f"share the first {n_tokens:,} tokens among all users",
+        (("--shared-prefix", str(n_tokens)),),
+        Cost("condition", 1 + 5 * share,
+             f"nothing, if {share:.0%} of every conversation is the same text (system prompt, "
+             "documents); prefix caching must be on"),
+        replace(base, shared_tokens=n_tokens),
+    )  # fmt: skip
+
+
+def offload(base: Scenario) -> Iterator[Change]:
+    """As many conversations on the device as fit, the others in RAM or on disk."""
+    resident = base.most_resident()
+    if base.offload is not None or not 0 < resident < base.users:
+        return
+    for home, name in NAMES.items():
+        if home == "ram" and base.device.unified:
+            continue  # it is the same memory
+        waiting = base.users - resident
+        away_bytes = round_up(waiting * base.own_bytes * base.n_devices, _GIB)
+        place = Offload(home, away_bytes)
+        resume_s = place.resume_s(base.own_bytes, base.n_devices)
+        yield Change(
+            f"offload to {name}",
+            f"keep {resident:,} conversations on the device, and {waiting:,} waiting "
+            f"{'in RAM' if home == 'ram' else 'on disk'}",
+            (("--offload", f"{home}:{away_bytes // _GIB}GiB"),),
+            Cost("latency", 1 + 5 * waiting / base.users + (0 if home == "ram" else 0.5),
+                 f"at most {resident:,} answer at the same time; {format_bytes(away_bytes)} of "
+                 f"{name}; a conversation comes back in {resume_s:.2f} s at "
+                 f"{BYTES_PER_S[home] / 1e9:.0f} GB/s (assumed)"),
+            replace(base, offload=place),
+        )  # fmt: skip
+
+
+def window(base: Scenario) -> Iterator[Change]:
+    """The longest window, with sinks, at which it fits."""
+    block, most = base.block_tokens, (base.context_tokens - 1) // base.block_tokens
+    if not most or not base.whole_cache.can_be_windowed() or not with_window(base, block).fits:
+        return
+    n_tokens = block * largest(lambda n: with_window(base, max(1, n) * block).fits, most)
+    lost = base.context_tokens - n_tokens - SINK_TOKENS
+    if lost > 0:
+        yield Change(
+            "window", f"{SINK_TOKENS} sinks and a window of {n_tokens:,} tokens in every full "
+            "attention layer",
+            (("--window", str(n_tokens)), ("--sinks", str(SINK_TOKENS))),
+            Cost("quality", 6 + lost / base.context_tokens,
+                 f"the {lost:,} tokens in between are forgotten; the model was not trained so"),
+            with_window(base, n_tokens),
+        )  # fmt: skip
+
+
+def fewer_users(base: Scenario) -> Iterator[Change]:
+    users = base.max_users()
+    if 0 < users < base.users:
+        turned_away = base.users - users
+        yield Change(
+            "fewer users", f"serve {users:,} users at a time", (("--users", str(users)),),
+            Cost("service", 7 + turned_away / base.users,
+                 f"{turned_away:,} of {base.users:,} have to wait"),
+            replace(base, users=users),
+        )  # fmt: skip
+
+
+def shorter(base: Scenario) -> Iterator[Change]:
+    n_tokens = base.max_context_tokens()
+    least = max(1, base.shared_tokens)  # a shared start is no longer than the whole
+    if n_tokens is not None and least <= n_tokens < base.context_tokens:
+        lost = (base.context_tokens - n_tokens) / base.context_tokens
+        yield Change(
+            "shorter context", f"end conversations at {n_tokens:,} tokens",
+            (("--context", str(n_tokens)),),
+            Cost("service", 7 + lost, f"{lost:.0%} of the length asked for"),
+            replace(base, context_tokens=n_tokens),
+        )  # fmt: skip
+
+
 def _other_device(base: Scenario, devices: Devices) -> Iterator[Change]:
-    """The smallest device that holds it, as many of it as there are now; the smallest stands for
-    the cheapest, since nobody publishes prices that last."""
-    for rank, device in enumerate(devices, start=1):
+    """The smallest device that holds it, as many of it as there are now; memory stands for the
+    price, since nobody publishes prices that last."""
+    for device in devices:
         changed = replace(base, device=device)
-        if changed.fits:
-            count = "" if base.n_devices == 1 else f"{base.n_devices} x "
-            yield Change(
-                "other device", f"{count}{device.name} ({format_bytes(device.memory_bytes)})",
-                f'--gpu "{device.name}"',
-                f"another device: the smallest that holds it, number {rank} of {len(devices)} "
-                f"of {device.vendor} by memory",
-                11, changed,
-            )  # fmt: skip
-            return
-
-
-def _least(fits: Callable[[int], bool], most: int, step: int) -> int | None:
-    """Smallest multiple of `step` up to `most` with fits(n), where fits turns true once."""
-    steps = most // step
-    if steps < 1 or not fits(steps * step):
-        return None
-    not_fitting = largest(lambda n: not fits(n * step), steps)
-    return round_up((not_fitting + 1) * step, step)
+        if not changed.fits:
+            continue
+        count = "" if base.n_devices == 1 else f"{base.n_devices} x "
+        memory = device.memory_bytes / base.device.memory_bytes
+        speed, now = device.bandwidth_bytes_per_s, base.device.bandwidth_bytes_per_s
+        fast = f" and {speed / now:.1f} times the bandwidth" if speed and now else ""
+        yield Change(
+            "other device", f"{count}{device.name} ({format_bytes(device.memory_bytes)})",
+            (("--gpu", device.name),),
+            Cost("money", 10 + memory,
+                 f"the smallest card of {device.vendor} that holds it: {memory:.1f} times the "
+                 f"memory{fast}"),
+            changed,
+        )  # fmt: skip
+        return

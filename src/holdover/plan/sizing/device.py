@@ -14,12 +14,14 @@ from holdover.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Bandwidth is None where only bytes were given, `vendor` empty."""
+    """Bandwidth is None where only bytes were given, `vendor` empty. `unified` memory is the
+    processor's as well."""
 
     name: str
     memory_bytes: int
     bandwidth_bytes_per_s: int | None = None
     vendor: str = ""
+    unified: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,28 @@
 """`--goal`: what would make it fit. Single changes first, then the cheapest combination.
 
-A combination is searched exhaustively over the changes that can stand together: a codec, a type of
-weights, a window of half the context, more devices, and offload of what is left over. Its effort is
-the sum of its parts' efforts, so that two losses of precision come before twice the hardware.
+Every combination of a codec, a type of weights, a number of devices and a shared start is tried,
+and each that is not enough is completed by one change that goes as far as it must. Points are
+added up; no part of the combination found can be left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdover.errors import ConfigError
 from holdover.plan.sizing.changes import (
-    KV_EFFORT,
-    KV_LOSS,
-    SINK_TOKENS,
-    WEIGHT_EFFORT,
-    WEIGHT_LOSS,
+    LEAST_POINTS,
     Change,
+    Changes,
     Devices,
-    offloaded,
-    on_devices,
+    choices,
+    remedies,
     single_changes,
-    with_codec,
-    with_weights,
-    with_window,
 )
 from holdover.plan.sizing.scenario import Scenario
+
+Combination = tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +41,10 @@ class Goal:
             name = name.strip()
             if name not in ("users", "context"):
                 raise ConfigError("--goal", f"{item!r}: give users=50,context=4000")
-            if not value.strip().isdigit() or int(value) < 1:
+            digits = value.strip()
+            if not (digits.isascii() and digits.isdigit() and 1 <= int(digits[:20]) <= 10**12):
                 raise ConfigError("--goal", f"{item!r}: {name} is a whole number of at least 1")
-            found[name] = int(value)
+            found[name] = int(digits)
         if len(found) < 2:
             raise ConfigError("--goal", f"{text!r}: give both, as users=50,context=4000")
         return cls(found["users"], found["context"])
@@ -61,7 +58,7 @@ class GoalAnswer:
     goal: Goal
     base: Scenario
     singles: tuple[Change, ...]
-    combination: tuple[Change, ...] | None
+    combination: Combination | None
 
 
 def answer_goal(base: Scenario, goal: Goal, devices: Devices) -> GoalAnswer:
@@ -69,26 +66,59 @@ def answer_goal(base: Scenario, goal: Goal, devices: Devices) -> GoalAnswer:
     base = replace(base, users=goal.users, context_tokens=goal.context_tokens)
     if base.fits:
         return GoalAnswer(goal, base, (), None)
-    return GoalAnswer(goal, base, tuple(single_changes(base, devices)), cheapest_combination(base))
+    singles = tuple(single_changes(base, devices))
+    return GoalAnswer(goal, base, singles, cheapest_combination(base, devices))
 
 
-def cheapest_combination(base: Scenario) -> tuple[Change, ...] | None:
-    """Of at least two changes that fit together."""
-    found = (c for c in combinations(base) if len(c) > 1 and c[-1].scenario.fits)
-    return min(found, key=lambda changes: sum(c.effort for c in changes), default=None)
+def points(changes: Combination) -> float:
+    return sum(change.cost.points for change in changes)
 
 
-Step = Callable[[Scenario], Iterator[Change]]
+def cheapest_combination(base: Scenario, devices: Devices) -> Combination | None:
+    """Of at least two changes that fit together, none of which could be left out."""
+    tried = {flags_of(changes): changes for changes in sorted(chosen(base), key=points)}
+    best: Combination | None = None
+    for changes in tried.values():
+        if best is not None and points(changes) >= points(best):
+            break
+        fewer = [tried[flags] for flags in _without_one(changes)]
+        if any(result(base, part).fits for part in fewer):
+            continue
+        if result(base, changes).fits:
+            candidates = [changes] if len(changes) > 1 else []
+        elif changes and (best is None or points(changes) + LEAST_POINTS < points(best)):
+            candidates = list(completed(changes, base, devices))
+        else:
+            candidates = []
+        for candidate in candidates:
+            if best is not None and points(candidate) >= points(best):
+                continue
+            last = candidate[-1].flags
+            others = (c for part in fewer for c in completed(part, base, devices))
+            # The same last change may do without one of the parts, as a device of the next size.
+            if candidate is changes or all(other[-1].flags != last for other in others):
+                best = candidate
+    return best
 
 
-def combinations(base: Scenario) -> Iterator[tuple[Change, ...]]:
-    """Every combination; the scenario of each part has the parts before it applied."""
-    yield from _extended((), base, (_codecs, _windows, _devices, _weights, _away))
+def chosen(base: Scenario) -> Iterator[Combination]:
+    """Every combination of the choices, the empty one among them; the scenario of each part has
+    the parts before it applied."""
+    yield from _extended((), base, choices())
+
+
+def completed(changes: Combination, base: Scenario, devices: Devices) -> Iterator[Combination]:
+    """`changes` with one more that goes as far as it must."""
+    scenario = result(base, changes)
+    for remedy in remedies(devices):
+        for change in remedy(scenario):
+            if change.name not in {c.name for c in changes}:
+                yield (*changes, change)
 
 
 def _extended(
-    done: tuple[Change, ...], scenario: Scenario, steps: tuple[Step, ...]
-) -> Iterator[tuple[Change, ...]]:
+    done: Combination, scenario: Scenario, steps: tuple[Changes, ...]
+) -> Iterator[Combination]:
     if not steps:
         yield done
         return
@@ -97,46 +127,17 @@ def _extended(
         yield from _extended((*done, change), change.scenario, steps[1:])
 
 
-def _codecs(scenario: Scenario) -> Iterator[Change]:
-    for codec, loss in KV_LOSS.items():
-        changed = with_codec(scenario, codec)
-        if changed is not None:
-            what = f"store keys and values as {codec}"
-            yield Change(f"kv {codec}", what, f"--kv {codec}", loss, KV_EFFORT[codec], changed)
+def result(base: Scenario, changes: Combination) -> Scenario:
+    return changes[-1].scenario if changes else base
 
 
-def _windows(scenario: Scenario) -> Iterator[Change]:
-    block = scenario.block_tokens
-    n_tokens = scenario.context_tokens // 2 // block * block
-    if n_tokens and scenario.whole_cache.can_be_windowed():
-        yield Change(
-            "window", f"{SINK_TOKENS} sinks and a window of {n_tokens:,} tokens", None,
-            "what lies between is forgotten; the model was not trained so", 6,
-            with_window(scenario, n_tokens),
-        )  # fmt: skip
+Flags = tuple[tuple[str, str], ...]
 
 
-def _devices(scenario: Scenario) -> Iterator[Change]:
-    for factor in (2, 4, 8):
-        count = scenario.n_devices * factor
-        yield Change(
-            "more devices", f"{count} x {scenario.device.name}", f"--gpus {count}",
-            f"{factor} times the price, and a fast link", 10 + factor,
-            on_devices(scenario, count),
-        )  # fmt: skip
+def flags_of(changes: Combination) -> Flags:
+    """Which changes they are, and how far each goes."""
+    return tuple(flag for change in changes for flag in change.flags)
 
 
-def _weights(scenario: Scenario) -> Iterator[Change]:
-    for dtype, loss in WEIGHT_LOSS.items():
-        changed = with_weights(scenario, dtype)
-        if changed is not None:
-            yield Change(
-                f"weights {dtype}", f"weights as {dtype}", f"--weights {dtype}", loss,
-                WEIGHT_EFFORT[dtype], changed,
-            )  # fmt: skip
-
-
-def _away(scenario: Scenario) -> Iterator[Change]:
-    change = offloaded(scenario, "RAM")
-    if change is not None:
-        yield change
+def _without_one(changes: Combination) -> Iterator[Flags]:
+    return (flags_of(changes[:i] + changes[i + 1 :]) for i in range(len(changes)))

@@ -93,11 +93,13 @@ def parse_lengths(text: str, asked_context: int | None, model_context: int | Non
 
 def answer_lengths(lengths: Lengths, cache: Cache, scenario: Scenario | None) -> LengthsAnswer:
     held_by = cache if scenario is None else scenario.rank_cache
-    held = [held_by.held_bytes(n) for n in lengths.tokens]
+    shared = 0 if scenario is None else scenario.shared_tokens
+    # A shared start is there once: each conversation adds what it holds beside it.
+    held = [held_by.held_bytes(n) - held_by.shared_bytes(n, shared) for n in lengths.tokens]
     mean = sum(b * p for b, p in zip(held, lengths.probabilities, strict=True))
     if scenario is None:
         return LengthsAnswer(lengths, mean, None, None, True)
-    room = scenario.cache_room_bytes
+    room = scenario.cache_room_bytes - held_by.shared_bytes(lengths.tokens[-1], shared)
     users = max_users(held, lengths.probabilities, room, PROBABILITY)
     of_mean = int(room // mean) if room > 0 and mean else 0
     exact = room <= 0 or Grid.of(held, room).exact

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from holdover.config import flag
 from holdover.errors import ConfigError
 
 BUILT_IN = ("smollm2", "gemma3-270m")  # models that packages carry
 DEFAULT_CONTEXT_TOKENS = 4096
+DEFAULT_SINK_TOKENS = 4
+MOST = 10**12  # of whatever a person can mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,14 @@ class Question:
     """Share or bytes of each device left for activations, kernels and the driver."""
     weights: str | None = None
     """Weights as another type (bf16, fp8, int8, int4 ...) or as a size (16GB)."""
+    window: int | None = None
+    """Last tokens that every full attention layer reads, in place of all: the others are lost."""
+    sinks: int | None = None
+    """First tokens that stay readable beside --window; 4 when not given."""
+    shared_prefix: int | None = None
+    """Tokens at the start that all conversations share, held once."""
+    offload: str | None = None
+    """Where conversations wait that do not fit on the device: ram:64GiB or disk:1TiB."""
     goal: str | None = None
     """What must fit, as users=50,context=4000: prints the changes that make it fit."""
     lengths: str | None = None
@@ -45,10 +56,15 @@ class Question:
     """Write a page with charts of cache against weights to this file."""
 
     def __post_init__(self) -> None:
-        for name in ("context", "users", "gpus"):
+        least = {"context": 1, "users": 1, "gpus": 1, "window": 1, "sinks": 0, "shared_prefix": 1}
+        for name, smallest in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name}", f"{value} is too small; the least is 1")
+            if value is not None and value < smallest:
+                raise ConfigError(flag(name), f"{value} is too small; the least is {smallest}")
+            if value is not None and value > MOST:
+                raise ConfigError(flag(name), f"{value} is too large; the most is {MOST:,}")
+        if self.sinks is not None and self.window is None:
+            raise ConfigError("--sinks", "stay readable beside a window; give --window as well")
 
     @property
     def asks_for_sizing(self) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from holdover.plan.sizing.formula import formula, limit_text
+from holdover.plan.sizing.offload import BYTES_PER_S, Offload
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.solve import EngineAnswer, SizingPlan
 from holdover.plan.sizing.weights import Weights
@@ -19,6 +21,7 @@ from holdover.spec.memory import StoredMemory
 if TYPE_CHECKING:
     from holdover.plan.sizing.ceiling import Ceiling
     from holdover.plan.sizing.changes import Change
+    from holdover.plan.sizing.command import Command
     from holdover.plan.sizing.goal import GoalAnswer
     from holdover.plan.sizing.lengths import LengthsAnswer
 
@@ -46,7 +49,8 @@ def sizing_json(plan: SizingPlan) -> dict[str, Any]:
         "conversation": _conversation(plan, plan.context_tokens, with_parts=True),
         "contexts": [_conversation(plan, n, with_parts=False) for n in plan.table_tokens],
         "users": plan.users,
-        "users_bytes": plan.users * cache.held_bytes(plan.context_tokens),
+        "users_bytes": cache.held_by(plan.users, plan.context_tokens, plan.shared_tokens),
+        "shared_prefix_tokens": plan.shared_tokens,
     }
     if plan.scenario is not None:
         report |= device_json(plan.scenario)
@@ -56,7 +60,7 @@ def sizing_json(plan: SizingPlan) -> dict[str, Any]:
     if plan.engine is not None:
         report["engine"] = _engine_json(plan.engine)
     if plan.goal is not None:
-        report["goal"] = _goal_json(plan.goal)
+        report["goal"] = _goal_json(plan.goal, plan.command)
     report["assumptions"] = [
         {"field": a.field, "value": a.value, "source": a.source} for a in plan.assumptions
     ]
@@ -81,7 +85,7 @@ def curves_json(plan: SizingPlan, count: int = 40) -> dict[str, list[dict[str, i
 
 def _all(plan: SizingPlan, users: int, n_tokens: int) -> int:
     if plan.scenario is None:
-        return users * plan.cache.held_bytes(n_tokens)
+        return plan.cache.held_by(users, n_tokens, plan.shared_tokens)
     return plan.scenario.n_devices * plan.scenario.held_bytes(users, n_tokens)
 
 
@@ -93,7 +97,7 @@ def _spread(longest: int, count: int) -> list[int]:
 def device_json(scenario: Scenario) -> dict[str, Any]:
     """What fits. All bytes are of the fullest device."""
     device = scenario.device
-    return {
+    found: dict[str, Any] = {
         "device": {
             "name": device.name,
             "count": scenario.n_devices,
@@ -105,15 +109,45 @@ def device_json(scenario: Scenario) -> dict[str, Any]:
             "cache_bytes": scenario.cache_bytes,
             "needed_bytes": scenario.weights_bytes + scenario.cache_bytes,
             "margin_bytes": scenario.margin_bytes,
+            "stored": [
+                _shares_json(whole, rank, scenario.n_devices)
+                for whole, rank in zip(
+                    scenario.whole_cache.parts, scenario.rank_cache.parts, strict=True
+                )
+            ],
         },
         "fits": scenario.fits,
         "max_users": scenario.max_users(),
         "max_context": scenario.max_context_tokens(),
     }
+    if scenario.offload is not None:
+        found["offload"] = _offload_json(scenario, scenario.offload)
+    return found
 
 
-def part_label(part: StoredMemory) -> str:
-    return part.memory.label
+def _shares_json(whole: StoredMemory, rank: StoredMemory, n_devices: int) -> dict[str, Any]:
+    """How often a part is stored over all devices: heads repeat where there are too few."""
+    elements = n_devices * rank.memory.row_elements
+    return {
+        "label": whole.memory.label,
+        "heads": max(plane.heads for plane in whole.memory.planes),
+        "heads_per_device": max(plane.heads for plane in rank.memory.planes),
+        "copies": _number(Fraction(elements, whole.memory.row_elements)),
+    }
+
+
+def _offload_json(scenario: Scenario, offload: Offload) -> dict[str, Any]:
+    resume_s = offload.resume_s(scenario.own_bytes, scenario.n_devices)
+    return {
+        "to": offload.home,
+        "room_bytes": offload.n_bytes,
+        "users_on_device": scenario.resident_users,
+        "users_waiting": scenario.users - scenario.resident_users,
+        "waiting_bytes": scenario.waiting_bytes,
+        "margin_bytes": scenario.offload_margin_bytes,
+        "resume_ms_at_least": round(resume_s * 1000, 3),
+        "link_bytes_per_s_assumed": BYTES_PER_S[offload.home],
+    }
 
 
 def _conversation(plan: SizingPlan, n_tokens: int, with_parts: bool) -> dict[str, Any]:
@@ -208,17 +242,24 @@ def _engine_json(answer: EngineAnswer) -> dict[str, Any]:
     }
 
 
-def _goal_json(answer: GoalAnswer) -> dict[str, Any]:
-    base = answer.base
+def _goal_json(answer: GoalAnswer, command: Command) -> dict[str, Any]:
+    base, goal = answer.base, answer.goal
+    asked = (("--users", str(goal.users)), ("--context", str(goal.context_tokens)))
+    parts = answer.combination or ()
+    flags = [flag for change in parts for flag in change.flags]
     return {
-        "users": answer.goal.users,
-        "context_tokens": answer.goal.context_tokens,
+        "users": goal.users,
+        "context_tokens": goal.context_tokens,
         "fits": base.fits,
-        "margin_bytes": base.margin_bytes,
-        "changes": [_change_json(change) for change in answer.singles],
-        "combination": None
-        if answer.combination is None
-        else [_change_json(change) for change in answer.combination],
+        "margin_bytes": -base.missing_bytes or base.margin_bytes,
+        "command": command.text(asked),
+        "changes": [
+            _change_json(change) | {"command": command.text((*asked, *change.flags))}
+            for change in answer.singles
+        ],
+        "combination": [_change_json(change) for change in parts] or None,
+        "combination_points": round(sum(change.cost.points for change in parts), 2) or None,
+        "combination_command": command.text((*asked, *flags)) if parts else None,
     }
 
 
@@ -226,8 +267,10 @@ def _change_json(change: Change) -> dict[str, Any]:
     return {
         "name": change.name,
         "what": change.what,
-        "flag": change.flag,
-        "cost": change.cost,
+        "flag": " ".join(f"{name} {quote(value)}" for name, value in change.flags),
+        "pays": change.cost.pays,
+        "points": round(change.cost.points, 2),
+        "cost": change.cost.text,
         "margin_bytes": change.scenario.margin_bytes,
     }
 

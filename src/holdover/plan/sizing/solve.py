@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdover.config import flag
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Assumption, ModelMemory, Parameters
 from holdover.plan.sizing.cache import Cache
 from holdover.plan.sizing.ceiling import Ceiling, decode_ceiling
-from holdover.plan.sizing.device import Headroom, device_of
-from holdover.plan.sizing.question import DEFAULT_CONTEXT_TOKENS, Question
+from holdover.plan.sizing.command import Command
+from holdover.plan.sizing.device import Device, Headroom, device_of
+from holdover.plan.sizing.offload import Offload
+from holdover.plan.sizing.question import (
+    DEFAULT_CONTEXT_TOKENS,
+    DEFAULT_SINK_TOKENS,
+    Question,
+)
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.source import Source, find_source
 from holdover.plan.sizing.weights import Weights, weights_of
@@ -36,11 +43,13 @@ class SizingPlan:
     users: int
     context_tokens: int
     step_tokens: int
+    shared_tokens: int
     scenario: Scenario | None
     ceiling: Ceiling | None
     lengths: LengthsAnswer | None
     goal: GoalAnswer | None
     engine: EngineAnswer | None
+    command: Command
 
     @property
     def table_tokens(self) -> tuple[int, ...]:
@@ -66,71 +75,116 @@ def solve(
     Raises HoldoverError naming the flag, the field or the file.
     """
     source = find_source(model)
-    return solve_source(source, question, kv, memory, block_tokens, step_tokens)
-
-
-def solve_source(
-    source: Source,
-    question: Question,
-    kv: str = "bf16",
-    memory: str | None = None,
-    block_tokens: int = 16,
-    step_tokens: int = 512,
-) -> SizingPlan:
-    assume = question.assumed()
-    count = assume.pop("parameters", None)
-    model = source.read(assume, question.mtp)
-    parameters = model.parameters
-    own: tuple[Assumption, ...] = ()
-    if parameters is None and source.config and source.stored is None and count is None:
-        parameters, own = _counted(source.config, assume)
-    if count is not None:
-        parameters = Parameters(n := whole_number(count, "parameters"), n, "file")
-        own = (Assumption("parameters", count, "--assume"),)
-    cache = Cache.of(model.memories, kv, block_tokens)
-    weights, weight_assumptions = weights_of(
-        source.stored, parameters, source.config, source.weights_dtype or model.stored_dtype,
-        question.weights,
-    )  # fmt: skip
+    facts, weights, assumed = _facts(source, question)
+    cache, changed = _cache(question, Cache.of(facts.memories, kv, block_tokens))
     goal = None if question.goal is None else _parse_goal(question.goal)
-    context_tokens = question.context or (goal.context_tokens if goal else _usual_context(model))
+    context_tokens = question.context or (goal.context_tokens if goal else _usual_context(facts))
     users = question.users or (goal.users if goal else 1)
-    device, headroom = device_of(question.gpu, memory), Headroom.parse(question.headroom)
-    scenario = None
-    if device is not None:
-        if weights is None:
-            raise ConfigError(
-                "parameters",
-                "the file does not say how many weights there are, or of a type that is not "
-                "known, so that nothing can be said about a device. Give --weights 16GB, or "
-                "--assume parameters=8.03e9 and --weights bf16",
-            )
-        scenario = Scenario.of(
-            cache, weights, device, question.gpus, headroom, users, context_tokens
+    if (question.shared_prefix or 0) > context_tokens:
+        raise ConfigError(
+            "--shared-prefix", f"is longer than a whole conversation, {context_tokens:,} tokens"
         )
-    elif question.gpus > 1:
-        raise ConfigError("--gpus", "says how many; name the device with --gpu or --memory")
-    lengths = _lengths(question, model, cache, scenario)
+    scenario = _scenario(question, memory, cache, weights, users, context_tokens)
+    lengths = _lengths(question, facts, cache, scenario)
+    settings = {
+        "kv": kv, "memory": memory, "block_tokens": block_tokens, "step_tokens": step_tokens
+    }  # fmt: skip
     return SizingPlan(
         source=source,
-        model=model,
+        model=facts,
         cache=cache,
         weights=weights,
-        assumptions=(
-            *model.assumptions,
-            *weight_assumptions,
-            *own,
-            *(lengths.notes if lengths else ()),
-        ),
+        assumptions=(*assumed, *changed, *(lengths.notes if lengths else ())),
         users=users,
         context_tokens=context_tokens,
         step_tokens=step_tokens,
+        shared_tokens=question.shared_prefix or 0,
         scenario=scenario,
         ceiling=None if scenario is None else decode_ceiling(scenario),
         lengths=lengths,
-        engine=_engine(question, model, source, cache, users, context_tokens, scenario),
+        engine=_engine(question, facts, source, cache, users, context_tokens, scenario),
         goal=None if goal is None else _goal(goal, question, scenario),
+        command=Command.of(model, question, settings),
     )
+
+
+def _facts(
+    source: Source, question: Question
+) -> tuple[ModelMemory, Weights | None, tuple[Assumption, ...]]:
+    """What the model remembers, its weights, and what had to be assumed for either."""
+    assume = question.assumed()
+    count = assume.pop("parameters", None)
+    facts = source.read(assume, question.mtp)
+    parameters = facts.parameters
+    own: tuple[Assumption, ...] = ()
+    if count is not None:
+        parameters = Parameters(n := whole_number(count, "parameters"), n, "file")
+        own = (Assumption("parameters", count, "--assume"),)
+    elif parameters is None and source.config and source.stored is None:
+        parameters, own = _counted(source.config, assume)
+    weights, of_weights = weights_of(
+        source.stored, parameters, source.config, source.weights_dtype or facts.stored_dtype,
+        question.weights,
+    )  # fmt: skip
+    return facts, weights, (*facts.assumptions, *of_weights, *own)
+
+
+def _scenario(
+    question: Question,
+    memory: str | None,
+    cache: Cache,
+    weights: Weights | None,
+    users: int,
+    context_tokens: int,
+) -> Scenario | None:
+    """On the device asked about; None where none was named."""
+    device, headroom = device_of(question.gpu, memory), Headroom.parse(question.headroom)
+    if device is None:
+        _needs_no_device(question)
+        return None
+    if weights is None:
+        raise ConfigError(
+            "parameters",
+            "the file does not say how many weights there are, or of a type that is not "
+            "known, so that nothing can be said about a device. Give --weights 16GB, or "
+            "--assume parameters=8.03e9 and --weights bf16",
+        )
+    return Scenario.of(
+        cache, weights, device, question.gpus, headroom, users, context_tokens,
+        question.shared_prefix or 0, _offload(question, device),
+    )  # fmt: skip
+
+
+def _cache(question: Question, cache: Cache) -> tuple[Cache, tuple[Assumption, ...]]:
+    """As --window has it, and what has to be said about that."""
+    if question.window is None:
+        return cache, ()
+    if not cache.can_be_windowed():
+        raise ConfigError("--window", "the model has no layer that reads all tokens")
+    sinks = DEFAULT_SINK_TOKENS if question.sinks is None else question.sinks
+    value = f"{question.window} tokens and {sinks} sinks in every full attention layer"
+    return cache.windowed(question.window, sinks), (Assumption("window", value, "--window"),)
+
+
+def _offload(question: Question, device: Device) -> Offload | None:
+    if question.offload is None:
+        return None
+    if question.lengths is not None:
+        raise ConfigError(
+            "--offload", "--lengths asks how many are on the device at once; leave one of them out"
+        )
+    offload = Offload.parse(question.offload)
+    if offload.home == "ram" and device.unified:
+        raise ConfigError("--offload", f"{device.name} shares its memory with the processor")
+    return offload
+
+
+def _needs_no_device(question: Question) -> None:
+    """Raises ConfigError for a flag that says something about a device where none was named."""
+    if question.gpus > 1:
+        raise ConfigError("--gpus", "says how many; name the device with --gpu or --memory")
+    if question.offload is not None:
+        raise ConfigError("--offload", "keeps what a device cannot; name it with --gpu or --memory")
 
 
 def _lengths(
@@ -164,6 +218,9 @@ def _engine(
 ) -> EngineAnswer | None:
     if question.engine is None:
         return None
+    for given in ("window", "shared_prefix", "offload"):
+        if getattr(question, given) is not None:
+            raise ConfigError(flag(given), "is not part of what --engine answers; leave it out")
     from holdover.plan.engines.base import Request, find_engine
 
     engine, options = find_engine(question.engine)

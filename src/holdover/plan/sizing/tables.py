@@ -108,7 +108,8 @@ def _device(report: Report) -> Iterator[str]:
     if "device" not in report:
         return
     device = report["device"]
-    tokens, users = report["conversation"]["tokens"], report["users"]
+    tokens = report["conversation"]["tokens"]
+    users = report.get("offload", {}).get("users_on_device", report["users"])
     many = device["count"] > 1
     each = " on each device" if many else ""
     yield f"{device['count']} x {device['name']}" if many else f"on {device['name']}"
@@ -117,27 +118,68 @@ def _device(report: Report) -> Iterator[str]:
         ("- weights", device["weights_bytes"], "split over the devices" if many else ""),
         ("- headroom", device["headroom_bytes"], "activations, kernels, driver: --headroom"),
         ("= room for the cache", device["cache_room_bytes"], ""),
-        (f"- {_users(users)} x {tokens:,} tokens", device["cache_bytes"], "held"),
+        (f"- {_users(users)} x {tokens:,} tokens", device["cache_bytes"], _held(report)),
         ("= margin", device["margin_bytes"], ""),
     ]
     yield from table(
         ("", ">size", ">bytes", ""),
         [(f"  {name}", size(n_bytes), f"{n_bytes:,}", note) for name, n_bytes, note in rows],
     )
+    yield from _copies(report)
     yield _verdict(report)
+    yield from _offload(report)
     yield f"  users of {tokens:,} tokens: up to {report['max_users']:,}"
-    yield f"  tokens for {_users(users)}: {_longest(report)}"
+    yield f"  tokens for {_users(report['users'])}: {_longest(report)}"
     yield from _ceiling(report)
+
+
+def _held(report: Report) -> str:
+    shared = report["shared_prefix_tokens"]
+    return f"held, {shared:,} tokens of them shared" if shared else "held"
 
 
 def _verdict(report: Report) -> str:
     device, margin = report["device"], report["device"]["margin_bytes"]
+    waiting = report.get("offload", {}).get("margin_bytes", 0)
     each = "each " if device["count"] > 1 else ""
     answer = "yes" if report["fits"] else "no"
-    over = f"{size(margin)} to spare" if report["fits"] else f"{size(-margin)} too much"
+    over = f"{size(margin)} to spare" if margin >= 0 else f"{size(-margin)} too much"
+    if margin >= 0 and waiting < 0:
+        over = f"{size(-waiting)} too much for those that wait"
     return (
         f"  fits: {answer}, {size(device['needed_bytes'])} of weights and cache on {each}"
         f"{size(device['memory_bytes'])} less headroom; {over}"
+    )
+
+
+def _copies(report: Report) -> Iterator[str]:
+    """What tensor parallelism does not split."""
+    count = report["device"]["count"]
+    for part in report["device"]["stored"]:
+        if count > 1 and part["copies"] > 1:
+            heads, each = part["heads"], part["heads_per_device"]
+            why = (
+                f"{_heads(heads)} over {count} devices, {each} on each"
+                if each < heads or heads > 1
+                else f"whole on every one of {count} devices"
+            )
+            yield f"  {part['label']}: {why}: stored {part['copies']:g} times in all"
+
+
+def _heads(count: int) -> str:
+    return "1 head" if count == 1 else f"{count} heads"
+
+
+def _offload(report: Report) -> Iterator[str]:
+    offload = report.get("offload")
+    if offload is None:
+        return
+    place = "RAM" if offload["to"] == "ram" else "disk"
+    yield (
+        f"  on the device at a time: {_users(offload['users_on_device'])}; waiting: "
+        f"{_users(offload['users_waiting'])}, {size(offload['waiting_bytes'])} of "
+        f"{size(offload['room_bytes'])} of {place}; back in {offload['resume_ms_at_least']:,} ms "
+        f"or more (link assumed at {offload['link_bytes_per_s_assumed'] / 1e9:.0f} GB/s)"
     )
 
 
@@ -212,22 +254,25 @@ def _goal(report: Report) -> Iterator[str]:
         return
     yield f"{asked}: does not fit, {size(-goal['margin_bytes'])} too much"
     if goal["changes"]:
-        yield "  single changes that make it fit, the smallest first"
+        yield "  single changes that make it fit, the cheapest first; their flags go after"
+        yield f"  {goal['command']}"
         for change in goal["changes"]:
             yield from _change(change)
     else:
         yield "  no single change makes it fit"
     if goal["combination"]:
-        yield "  the cheapest combination"
+        yield f"  the cheapest combination, {goal['combination_points']} points"
         for change in goal["combination"]:
             yield from _change(change)
         yield f"    leaves {size(goal['combination'][-1]['margin_bytes'])}"
+        yield f"    {goal['combination_command']}"
+    elif len(goal["changes"]) == 0:
+        yield "  no combination makes it fit either"
 
 
 def _change(change: Report) -> Iterator[str]:
-    flag = f"  [{change['flag']}]" if change["flag"] else ""
-    yield f"    {change['name']}: {change['what']}{flag}"
-    yield f"        costs: {change['cost']}"
+    yield f"    {change['name']}: {change['what']}  [{change['flag']}]"
+    yield f"        costs {change['pays']}, {change['points']} points: {change['cost']}"
 
 
 def _assumptions(report: Report) -> Iterator[str]:
