@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from holdover.config import Config, flag
+from holdover.errors import ConfigError
 
 MODEL_FIELDS = ("model",)
 PLAN_FIELDS = (
@@ -46,6 +47,14 @@ def flags_of(settings: type, names: Sequence[str] | None = None) -> dict[str, Fl
 
 def parse(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Any] | None:
     """Every field's value, `model` among them; None where the library should have its say."""
+    try:
+        return parse_strictly(arguments, flags)
+    except ConfigError:
+        return None
+
+
+def parse_strictly(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Any] | None:
+    """The same, with a ConfigError for what no parser would take."""
     values = {f.field: f.default for f in flags.values()}
     positional: list[str] = []
     rest = iter(arguments)
@@ -54,14 +63,20 @@ def parse(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Any]
             positional.append(argument)
             continue
         name, equals, value = argument.partition("=")
-        known = flags.get(name)
-        if known is None or (known.kind == "bool" and equals):
+        if name in ("-", "--", "--help"):
             return None
+        if name not in flags:
+            raise ConfigError(name, "no such flag; --help lists them")
+        known = flags[name]
         if known.kind == "bool":
+            if equals:
+                return None
             values[known.field] = True
             continue
         text = value if equals else next(rest, None)
-        if text is None or (not equals and text.startswith("-")):
+        if text is None:
+            raise ConfigError(name, "needs a value")
+        if not equals and text.startswith("-"):
             return None
         if known.kind == "many":
             values[known.field] = (*values[known.field], text)
@@ -69,9 +84,10 @@ def parse(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Any]
         try:
             values[known.field] = _CONVERSIONS[known.kind](text)
         except ValueError:
-            return None
+            whole = "whole " if known.kind == "int" else ""
+            raise ConfigError(name, f"{text!r} is not a {whole}number") from None
     if len(positional) > 1:
-        return None
+        raise ConfigError(positional[1], f"is one model too many beside {positional[0]}")
     values["model"] = positional[0] if positional else _default_model()
     return values
 

@@ -29,7 +29,8 @@ def register(app: typer.Typer) -> None:
 
         A model that can be served, with its weights at hand, gets the plan of a server. Every
         other model, and any question that --context, --users, --gpu, --gpus, --headroom,
-        --weights, --goal, --lengths, --engine, --assume, --mtp, --csv or --html asks, gets the
-        sizing plan: bytes per token and conversation, and what fits on a device.
+        --weights, --window, --sinks, --shared-prefix, --offload, --goal, --lengths, --engine,
+        --assume, --mtp, --csv or --html asks, gets the sizing plan: bytes per token and
+        conversation, and what fits on a device.
         """
         run_plan(settings, asked, json, fields)

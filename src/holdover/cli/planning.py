@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from holdover.cli.flags import MODEL_FIELDS, PLAN_FIELDS, Flag, flags_of, parse
+from holdover.cli.flags import MODEL_FIELDS, PLAN_FIELDS, Flag, flags_of, parse_strictly
 from holdover.config import Config, flag
 from holdover.errors import ConfigError, HoldoverError, UnsupportedModelError
 from holdover.plan.sizing.question import BUILT_IN, Question
@@ -27,7 +27,12 @@ def quick_plan(arguments: Sequence[str]) -> bool:
         return False
     flags = flags_of(Config, PLAN_FIELDS) | flags_of(Question)
     flags |= {f"--{name}": Flag(f"{name}_output", "bool", False) for name in ("json", "fields")}
-    values = parse(arguments[1:], flags)
+    try:
+        values = parse_strictly(arguments[1:], flags)
+    except ConfigError as error:
+        if "--json" in arguments:  # the library would not say it as JSON
+            _refuse(error, as_json=True)
+        return False
     if values is None:
         return False
     as_json, with_fields = values.pop("json_output"), values.pop("fields_output")
@@ -47,6 +52,8 @@ def run_plan(
     """Print the plan; a HoldoverError ends with exit code 2, and as JSON where that was asked."""
     try:
         config, question = Config.of(settings), Question(**asked)
+        if as_json and question.csv:
+            raise ConfigError("--csv", "give either --csv or --json, not both")
         if not question.asks_for_sizing and _has_weights(config.model):
             try:
                 _serving_plan(config, as_json, with_fields)

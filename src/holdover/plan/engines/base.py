@@ -101,6 +101,7 @@ def _value(item: str, default: Option, text: str | None) -> Option:
         value = type(default)(text or "")
     except ValueError:
         raise ConfigError("--engine", f"{item!r}: needs a number") from None
-    if value <= 0:
-        raise ConfigError("--engine", f"{item!r}: must be more than 0")
+    most = 1 if isinstance(default, float) else 10**9  # the fractions are all shares
+    if not 0 < value <= most:  # NaN neither
+        raise ConfigError("--engine", f"{item!r}: must be more than 0, and at most {most:,}")
     return value

@@ -61,4 +61,6 @@ def device_of(gpu: str | None, memory: str | None) -> Device | None:
     if memory is None:
         return None
     n_bytes = parse_bytes(memory, "--memory")
+    if n_bytes == 0:
+        raise ConfigError("--memory", "0 bytes hold nothing; give what the device has, as 80GiB")
     return Device(f"{memory} of memory", n_bytes)

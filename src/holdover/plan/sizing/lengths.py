@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Assumption
 from holdover.plan.sizing.cache import Cache
+from holdover.plan.sizing.question import MOST
 from holdover.plan.sizing.scenario import Scenario
 from holdover.units import largest
 
@@ -181,13 +182,18 @@ def _convolved(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.flo
 
 def _lognormal(text: str, asked_context: int | None, model_context: int | None) -> Lengths:
     values = _fields(text.removeprefix("lognormal:"), text)
-    mean, p95 = values["mean"], values["p95"]
-    if p95 <= mean:
-        raise ConfigError("--lengths", f"{text!r}: p95 must be more than the mean")
-    sigma, notes = _sigma(mean, p95, text)
+    middle, p95 = values.get("mean", values.get("median", 0.0)), values["p95"]
+    if p95 <= middle:
+        name = "mean" if "mean" in values else "median"
+        raise ConfigError("--lengths", f"{text!r}: p95 must be more than the {name}")
+    notes: tuple[Assumption, ...] = ()
+    if "median" in values:
+        sigma = log(p95 / middle) / _Z95
+    else:
+        sigma, notes = _sigma(middle, p95, text)
     mu = log(p95) - _Z95 * sigma
     limit = asked_context or (model_context if model_context and model_context >= p95 else None)
-    longest = round(exp(mu - sigma * _NORMAL.inv_cdf(_TAIL)))
+    longest = min(MOST, round(exp(min(40.0, mu - sigma * _NORMAL.inv_cdf(_TAIL)))))
     edges = _edges(min(limit, longest) if limit else longest)
     below = [_NORMAL.cdf((log(n) - mu) / sigma) for n in edges]
     below[-1] = 1.0  # whatever is longer ends there
@@ -195,6 +201,9 @@ def _lognormal(text: str, asked_context: int | None, model_context: int | None) 
     if limit is not None:
         note = "--context" if asked_context else "the model's own limit"
         notes += (Assumption("longest conversation", f"{limit} tokens", note),)
+    elif model_context:
+        note = f"the p95 is beyond the model's own {model_context} tokens: nothing is cut off there"
+        notes += (Assumption("longest conversation", f"{longest} tokens", note),)
     return Lengths(text, tuple(edges), tuple(probabilities), notes)
 
 
@@ -205,13 +214,18 @@ def _sigma(mean: float, p95: float, text: str) -> tuple[float, tuple[Assumption,
         return _Z95 - sqrt(root), ()
     # The widest ratio is exp(z^2/2) = 3.87, at sigma = z: the least mean that this p95 can have.
     least_mean = p95 * exp(-(_Z95**2) / 2)
+    median = f"lognormal:median={mean:g},p95={p95:g}"
     if least_mean > mean * (1 + _TOLERANCE):
         raise ConfigError(
             "--lengths",
             f"{text!r}: no lognormal has a p95 of more than 3.87 times its mean; with this p95 "
-            f"the mean is at least {least_mean:,.0f}. Give that, or a CSV file of lengths",
+            f"the mean is at least {least_mean:,.0f}. Give that, a median ({median}), or a CSV "
+            "file of lengths",
         )
-    note = f"no lognormal has mean {mean:,.0f} and p95 {p95:,.0f}: the nearest mean above it"
+    note = (
+        f"no lognormal has mean {mean:,.0f} and p95 {p95:,.0f}: the p95 is kept, with the least "
+        f"mean that goes with it; if a median was meant, give {median}"
+    )
     return _Z95, (Assumption("mean of --lengths", f"{least_mean:,.0f} tokens", note),)
 
 
@@ -223,8 +237,11 @@ def _fields(text: str, whole: str) -> dict[str, float]:
             found[name.strip()] = float(value)
         except ValueError:
             raise ConfigError("--lengths", f"{whole!r}: {item!r} has no number") from None
-    if set(found) != {"mean", "p95"} or not all(1 <= v < 1e12 for v in found.values()):
-        raise ConfigError("--lengths", f"{whole!r}: give mean and p95, both at least 1 token")
+    known = set(found) in ({"mean", "p95"}, {"median", "p95"})
+    if not known or not all(1 <= v <= MOST for v in found.values()):
+        raise ConfigError(
+            "--lengths", f"{whole!r}: give mean and p95, or median and p95, each at least 1 token"
+        )
     return found
 
 
