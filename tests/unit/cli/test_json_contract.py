@@ -49,7 +49,8 @@ LENGTHS = {
     "probability?": float, "max_users?": int, "max_users_of_mean?": int,
 }  # fmt: skip
 ENGINE = {
-    "name": str, "options": dict, "reserved_bytes": int, "bytes_per_token": (int, NULL),
+    "name": str, "options": dict, "devices": int, "reserved_bytes": int, "logical_bytes": int,
+    "bytes_per_token": (int, NULL),
     "pool_tokens": (int, NULL),
     "buffers": [{"what": str, "cells": int, "layers": int, "buffer_bytes": int}],
     "flags": [str], "notes": [str],

@@ -377,3 +377,63 @@ def test_sizing_and_serving_count_the_same_blocks(model: str) -> None:
         sizing = report(model, "--context", str(row["context_tokens"]))["conversation"]
         assert sizing["held_bytes"] == row["held_bytes"]
         assert sizing["logical_bytes"] >= row["logical_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "kv", "flag"),
+    [
+        ("llama-3-8b", "vllm", "int8", "--kv-cache-dtype int8_per_token_head"),
+        ("llama-3-8b", "vllm", "fp16", "--dtype float16"),
+        ("deepseek-v3.2", "vllm", "fp8_ds_mla", "--kv-cache-dtype fp8_ds_mla"),
+        ("llama-3-8b", "sglang", "fp8", "--kv-cache-dtype fp8_e4m3"),
+        ("llama-3-8b", "vllm:block-size=32", "bf16", "--block-size 32"),
+        ("llama-3-8b", "sglang:page-size=64", "bf16", "--page-size 64"),
+        ("llama-3-8b", "llama.cpp", "k=q8_0,v=q4_0", "-ctk q8_0 -ctv q4_0"),
+    ],
+)
+def test_an_engine_is_told_the_type_it_was_computed_with(
+    model: str, engine: str, kv: str, flag: str
+) -> None:
+    assert flag in report(model, "--engine", engine, "--kv", kv)["engine"]["flags"]
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "kv"),
+    [
+        ("llama-3-8b", "vllm", "int4"),
+        ("llama-3-8b", "vllm", "k=int8,v=fp8"),
+        ("deepseek-v3.2", "vllm", "int8"),
+        ("llama-3-8b", "sglang", "int8"),
+        ("llama-3-8b", "llama.cpp", "fp8"),
+    ],
+)
+def test_an_engine_is_not_told_a_type_that_it_has_not(model: str, engine: str, kv: str) -> None:
+    assert refusal(model, "--engine", engine, "--kv", kv)["field"] == "--kv"
+
+
+def test_an_engines_pool_is_what_weights_leave_of_its_share() -> None:
+    asked = ("llama-3-8b", "--gpu", "a100 80gb", "--context", "4096", "--engine")
+    found = report(*asked, "vllm:utilization=0.5")["engine"]
+    assert found["pool_tokens"] == (40 * GIB - 16_060_522_496) // (16 * 131_072) * 16
+    # On several devices both sizes are of one of them.
+    found = report("llama-3-70b", "--gpu", "h100", "--gpus", "4", "--engine", "vllm")["engine"]
+    assert found["devices"] == 4
+    assert found["reserved_bytes"] == found["logical_bytes"] == 4096 * 80 * 2 * 2 * 128 * 2
+    assert report("llama-3-70b", "--gpu", "h100", "--gpus", "4", "--engine", "llama.cpp")[
+        "engine"]["logical_bytes"] == 4096 * 327_680  # fmt: skip
+
+
+def test_lengths_beside_a_shared_start_and_as_a_median() -> None:
+    asked = ("llama-3.1-8b", "--gpu", "a100 80gb", "--lengths")
+    plain = report(*asked, "lognormal:mean=4000,p95=12000")["lengths"]
+    shared = report(*asked, "lognormal:mean=4000,p95=12000", "--shared-prefix", "1000")["lengths"]
+    assert shared["max_users"] > plain["max_users"]
+    assert shared["mean_bytes"] < plain["mean_bytes"]
+    median = report(*asked, "lognormal:median=4000,p95=16000")["lengths"]
+    assert median["mean_tokens"] == pytest.approx(5705, rel=0.01)  # exp(mu + sigma^2 / 2)
+    assert median["p95_tokens"] == pytest.approx(16000, rel=0.01)
+    nearest = report(*asked, "lognormal:mean=4000,p95=16000")
+    assert nearest["lengths"]["p95_tokens"] == pytest.approx(16000, rel=0.01)
+    assert "median=4000" in next(
+        a["source"] for a in nearest["assumptions"] if a["field"] == "mean of --lengths"
+    )

@@ -22,7 +22,8 @@ Option = int | float | bool
 class Request:
     """`users` conversations of `context_tokens` on one of `n_devices` tensor-parallel ranks.
 
-    `kv` is the text of --kv; `room_bytes` what a device has for the cache, where one was named.
+    `kv` is the text of --kv; `room_bytes` what a device has for the cache, where one was named,
+    `weights_bytes` and `memory_bytes` its part of the weights and its memory.
     """
 
     model: ModelMemory
@@ -33,6 +34,16 @@ class Request:
     n_devices: int = 1
     room_bytes: int | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
+    weights_bytes: int = 0
+    memory_bytes: int = 0
+
+    def pool_bytes(self, share: Option) -> int | None:
+        """What an engine that takes `share` of a device makes its pool of: what its weights leave
+        of that, and no more than the room. Its own activations, measured at start, come off."""
+        if self.room_bytes is None:
+            return None
+        of_share = int(self.memory_bytes * share) - self.weights_bytes
+        return max(0, min(self.room_bytes, of_share) if self.memory_bytes else self.room_bytes)
 
     def text_field(self, name: str) -> Any:
         """A field of the text model's config; None where it has none."""
@@ -67,8 +78,34 @@ class Reservation:
         return sum(buffer.n_bytes for buffer in self.buffers)
 
 
+NEAREST = {
+    "int8": "fp8", "q8_0": "fp8", "int4": "fp8", "q4_0": "fp8", "q4_1": "fp8", "q5_0": "fp8",
+    "q5_1": "fp8",
+}  # fmt: skip
+
+
+def cache_type_flags(engine: str, kv: str, types: Mapping[str, str]) -> list[str]:
+    """The flags that make `engine` store `kv`, of a table of them by codec; a codec that it does
+    not have is refused, with those that it has."""
+    if kv not in types:
+        nearest = f"; the nearest is {NEAREST[kv]}" if kv in NEAREST else ""
+        raise ConfigError(
+            "--kv", f"{engine} has no cache type {kv!r}; it has: {', '.join(types)}{nearest}"
+        )
+    return [types[kv]] if types[kv] else []
+
+
+def beyond_model(request: Request, what: str) -> tuple[str, ...]:
+    """What has to be said of conversations longer than the model's own limit."""
+    limit = request.model.max_context_tokens
+    if limit is None or request.context_tokens <= limit:
+        return ()
+    return (f"{request.context_tokens:,} tokens are beyond the model's own {limit:,}: {what}",)
+
+
 class EngineModule(Protocol):
     NAME: str
+    SPLITS_HEADS: bool  # whether its sizes are of one of several devices, or of all together
     OPTIONS: Mapping[str, Option]
 
     def reserve(self, request: Request) -> Reservation: ...

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from holdover.errors import ConfigError
-from holdover.plan.engines.base import Buffer, Option, Request, Reservation
+from holdover.plan.engines.base import Buffer, Option, Request, Reservation, beyond_model
 from holdover.plan.sizing.cache import codec_choice
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
@@ -21,6 +21,7 @@ from holdover.spec.residency import Chunk, Window
 from holdover.units import round_up
 
 NAME = "llama.cpp"
+SPLITS_HEADS = False  # layers are split over devices, whole
 OPTIONS: dict[str, Option] = {
     "ubatch": 512,  # -ub
     "unified": False,  # --kv-unified
@@ -159,5 +160,6 @@ def _notes(request: Request) -> Iterator[str]:
         yield "states are F32, one for every slot, whether it is in use or not"
     if any(memory.kind is Kind.CROSS for memory in memories):
         yield "cross-attention keys and values are not cached but computed in every step"
+    yield from beyond_model(request, "it goes on with a warning; see --rope-scaling")
     if request.n_devices > 1:
         yield "layers are split over the devices: the sizes are of all devices together"

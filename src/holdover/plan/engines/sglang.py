@@ -10,17 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdover.plan.engines import vllm
-from holdover.plan.engines.base import Buffer, Option, Request, Reservation
+from holdover.plan.engines.base import (
+    Buffer,
+    Option,
+    Request,
+    Reservation,
+    beyond_model,
+    cache_type_flags,
+)
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory, on_one_rank
 from holdover.spec.residency import Chunk, Fixed, Window
 from holdover.units import round_up
 
 NAME = "sglang"
+SPLITS_HEADS = True  # sizes are of one device
 OPTIONS: dict[str, Option] = {
     "page-size": 1,
     "swa-ratio": 0.8,  # --swa-full-tokens-ratio
     "mem-fraction": 0.88,  # --mem-fraction-static
 }
+
+# By codec; the type of the model is the cache's where none is given.
+TYPES = {
+    "bf16": "", "fp16": "--dtype float16", "fp32": "--dtype float32",
+    "fp8": "--kv-cache-dtype fp8_e4m3",
+}  # fmt: skip
 
 
 def reserve(request: Request) -> Reservation:
@@ -33,21 +47,23 @@ def reserve(request: Request) -> Reservation:
         if not isinstance(m.residency, Fixed)
     )
     pool_tokens = None
-    if request.room_bytes is not None and per_token:
+    room_bytes = request.pool_bytes(request.options["mem-fraction"])
+    if room_bytes is not None and per_token:
         fixed = sum(
             b.n_bytes
             for b, m in zip(buffers, memories, strict=True)
             if isinstance(m.residency, Fixed)
         )
-        pool_tokens = max(0, int((request.room_bytes - fixed) / per_token) // page * page)
+        pool_tokens = max(0, int((room_bytes - fixed) / per_token) // page * page)
     flags = [
         f"--context-length {request.context_tokens}",
         f"--max-running-requests {request.users}",
         f"--max-total-tokens {round_up(tokens, page)}",
         f"--mem-fraction-static {request.options['mem-fraction']}",
     ]
-    if request.kv.startswith("fp8"):
-        flags.append("--kv-cache-dtype fp8_e4m3")
+    flags += cache_type_flags(NAME, request.kv, TYPES)
+    if page != OPTIONS["page-size"]:
+        flags.append(f"--page-size {page}")
     if request.n_devices > 1:
         flags.append(f"--tp-size {request.n_devices}")
     windows = [m for m in memories if isinstance(m.residency, Window | Chunk)]
@@ -84,6 +100,11 @@ def _stored(request: Request, memory: MemorySpec) -> StoredMemory:
 
 
 def _notes(request: Request, windows: list[MemorySpec]) -> Iterator[str]:
+    yield (
+        f"--max-total-tokens makes the pool this large; without it, it takes what weights leave "
+        f"of {request.options['mem-fraction']} of each device"
+    )
+    yield from beyond_model(request, "it asks for SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1")
     if windows:
         longest = max(memory.rows(request.context_tokens) for memory in windows)
         least = min(1.0, longest / request.context_tokens)

@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdover.codecs.base import get_sized_codec
-from holdover.plan.engines.base import Buffer, Option, Request, Reservation
+from holdover.plan.engines.base import (
+    Buffer,
+    Option,
+    Request,
+    Reservation,
+    beyond_model,
+    cache_type_flags,
+)
 from holdover.plan.sizing.cache import codec_choice
 from holdover.spec.layout import CodecChoice
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory, on_one_rank
@@ -20,6 +27,7 @@ from holdover.spec.residency import Chunk, Fixed, Window
 from holdover.units import ceil_div, round_up
 
 NAME = "vllm"
+SPLITS_HEADS = True  # sizes are of one device
 OPTIONS: dict[str, Option] = {
     "block-size": 16,
     "batched-tokens": 8192,  # --max-num-batched-tokens
@@ -70,8 +78,9 @@ def reserve(request: Request) -> Reservation:
         )  # fmt: skip
     per_token = pool.n_groups * pool.block_bytes // pool.block_tokens
     pool_tokens = None
-    if request.room_bytes is not None:
-        n_blocks = max(0, request.room_bytes) // pool.block_bytes
+    room_bytes = request.pool_bytes(request.options["utilization"])
+    if room_bytes is not None:
+        n_blocks = room_bytes // pool.block_bytes
         pool_tokens = n_blocks // pool.n_groups * pool.block_tokens
     return Reservation(
         tuple(buffers), per_token, pool_tokens, _flags(request), tuple(_notes(request, pool))
@@ -188,14 +197,31 @@ def _flags(request: Request) -> tuple[str, ...]:
         f"--max-num-batched-tokens {request.options['batched-tokens']}",
         f"--gpu-memory-utilization {request.options['utilization']}",
     ]
-    if request.kv.startswith("fp8"):
-        flags.append(f"--kv-cache-dtype {request.kv}")
+    flags += cache_type_flags(NAME, request.kv, _types(request))
+    if request.options["block-size"] != OPTIONS["block-size"]:
+        flags.append(f"--block-size {request.options['block-size']}")
     if request.n_devices > 1:
         flags.append(f"--tensor-parallel-size {request.n_devices}")
     return tuple(flags)
 
 
+def _types(request: Request) -> dict[str, str]:
+    """Flags by codec. The type of the model is the cache's where none is given."""
+    types = {
+        "bf16": "", "fp16": "--dtype float16", "fp32": "--dtype float32",
+        "fp8": "--kv-cache-dtype fp8",
+    }  # fmt: skip
+    if any(m.planes[0].name == "latent" for m in request.model.memories):
+        return types | {"fp8_ds_mla": "--kv-cache-dtype fp8_ds_mla"}
+    return types | {"int8": "--kv-cache-dtype int8_per_token_head"}
+
+
 def _notes(request: Request, pool: Pool) -> Iterator[str]:
+    yield (
+        f"at start it takes {request.options['utilization']} of each device, and makes a pool of "
+        "what weights and a trial step leave; this is what these conversations fill of it"
+    )
+    yield from beyond_model(request, "it asks for VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
     own = {m.label: m for m in request.model.memories}
     if pool.n_groups > 1:
         yield (

@@ -230,7 +230,9 @@ def _engine_json(answer: EngineAnswer) -> dict[str, Any]:
     return {
         "name": answer.name,
         "options": dict(answer.options),
+        "devices": answer.n_devices,
         "reserved_bytes": found.n_bytes,
+        "logical_bytes": answer.logical_bytes,
         "bytes_per_token": found.bytes_per_token,
         "pool_tokens": found.pool_tokens,
         "buffers": [

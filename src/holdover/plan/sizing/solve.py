@@ -200,11 +200,14 @@ def _lengths(
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """What another engine would reserve. `options` are those it was computed with."""
+    """What another engine would reserve, on each of `n_devices`. `options` are those it was
+    computed with, `logical_bytes` what the formula gives for the same."""
 
     name: str
     options: Mapping[str, Option]
     reservation: Reservation
+    n_devices: int
+    logical_bytes: int
 
 
 def _engine(
@@ -226,9 +229,14 @@ def _engine(
     engine, options = find_engine(question.engine)
     room_bytes = None if scenario is None else scenario.cache_room_bytes
     request = Request(
-        model, source.config, cache.codec, users, context_tokens, question.gpus, room_bytes, options
-    )
-    return EngineAnswer(engine.NAME, options, engine.reserve(request))
+        model, source.config, cache.codec, users, context_tokens, question.gpus, room_bytes,
+        options,
+        0 if scenario is None else scenario.weights_bytes,
+        0 if scenario is None else scenario.device.memory_bytes,
+    )  # fmt: skip
+    n_ranks = question.gpus if engine.SPLITS_HEADS else 1
+    logical_bytes = users * cache.on_one_rank(n_ranks).logical_bytes(context_tokens)
+    return EngineAnswer(engine.NAME, options, engine.reserve(request), n_ranks, logical_bytes)
 
 
 def _parse_goal(text: str) -> Goal:

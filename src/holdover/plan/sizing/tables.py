@@ -207,11 +207,13 @@ def _engine(report: Report) -> Iterator[str]:
     engine = report.get("engine")
     if engine is None:
         return
-    n_bytes, users = engine["reserved_bytes"], report["users"]
+    n_bytes, each = engine["reserved_bytes"], ""
+    if engine["devices"] > 1:
+        each = f" on each of {engine['devices']} devices"
     yield (
-        f"{engine['name']} reserves {size(n_bytes)} ({n_bytes:,} bytes) for {_users(users)} of "
-        f"{report['conversation']['tokens']:,} tokens; by the formula it is "
-        f"{size(users * report['conversation']['logical_bytes'])}"
+        f"{engine['name']} reserves {size(n_bytes)} ({n_bytes:,} bytes){each} for "
+        f"{_users(report['users'])} of {report['conversation']['tokens']:,} tokens; by the formula "
+        f"it is {size(engine['logical_bytes'])}"
     )
     rows = [
         ("  " + b["what"], f"{b['cells']:,}", str(b["layers"]), size(b["buffer_bytes"]),
