@@ -30,12 +30,16 @@ def load_plugin(package: str, name: str, flag: str | None = None) -> ModuleType:
     if name not in names:
         where = "" if flag is None else f"{flag}: "
         raise PluginError(f"{where}{package} has no {name!r}; it has: {', '.join(names)}")
-    try:
-        return importlib.import_module(f"{package}.{name}")
-    except Exception as error:
-        raise PluginError(f"{package}.{name} failed to load: {error}") from error
+    return _load(package, name)
 
 
 def load_all(package: str) -> dict[str, ModuleType]:
     """Every plug-in of a package, by name."""
-    return {name: load_plugin(package, name) for name in plugin_names(package)}
+    return {name: _load(package, name) for name in plugin_names(package)}
+
+
+def _load(package: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"{package}.{name}")
+    except Exception as error:
+        raise PluginError(f"{package}.{name} failed to load: {error}") from error

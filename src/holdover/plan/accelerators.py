@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -120,6 +119,8 @@ def _same_letters(asked: Iterable[str], name: Iterable[str]) -> bool:
 
 
 def _close(asked: Iterable[str], table: Iterable[Accelerator]) -> str:
+    from difflib import get_close_matches
+
     text = " ".join(sorted(asked))
     by_words = {" ".join(sorted(_words(n))): one.name for one in table for n in _names(one)}
     close = dict.fromkeys(by_words[key] for key in get_close_matches(text, by_words, n=5))

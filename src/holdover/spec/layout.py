@@ -10,7 +10,6 @@ multiplies heads by dims again.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -137,6 +136,8 @@ class CacheLayout:
         for block in self.blocks:
             parts.append(f"group {block.group.residency!r} nbytes={block.nbytes}")
             parts.extend(repr(placed) for placed in block.fields)
+        import hashlib  # the planner, which hashes nothing, starts without it
+
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
     def block_offset(self, group: int, block: Ints) -> Ints:

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -193,6 +192,8 @@ def _without_endings(name: str) -> str:
 
 
 def _close(name: str) -> str:
+    from difflib import get_close_matches
+
     found = get_close_matches(_key(_without_endings(name)), _index(), n=8, cutoff=0.6)
     names = list(dict.fromkeys(_index()[key] for key in found))[:5]
     if names:
