@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -247,7 +249,44 @@ def test_csv_has_the_numbers_of_the_json() -> None:
     assert {row["model"] for row in rows} == {"llama-3-8b"}
 
 
-def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+class Tags(HTMLParser):
+    """Tags left open or closed out of turn, and whatever a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+        self.handle_startendtag(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        links = [found.get(name) or "#" for name in ("src", "href", "xlink:href", "data")]
+        self.fetched += [link for link in links if not link.startswith("#")]
+        self.fetched += [tag] if tag in ("script", "link", "iframe", "img") else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    "model", ["llama-3-8b", "falcon-mamba-7b", "whisper-large-v3", "gemma-3-27b"]
+)
+def test_the_page_needs_nothing_else(model: str, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert run(model, "--gpu", "a100 80gb", "--users", "50", "--html", str(page)).exit_code == 0
+    tags = Tags()
+    tags.feed(page.read_text())
+    tags.close()
+    assert (tags.open, tags.fetched) == ([], [])
+    for chart in re.findall(r"<svg.*?</svg>", page.read_text(), re.DOTALL):
+        assert {"weights", "cache"} <= set(ElementTree.fromstring(chart).itertext())
+
+
+def test_the_page_says_what_the_table_says(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     arguments = ("llama-3-8b", "--gpu", "a100 80gb", "--users", "50", "--html", str(page))
     assert run(*arguments).exit_code == 0

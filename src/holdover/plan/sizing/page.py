@@ -57,10 +57,11 @@ def page_html(report: Report, curves: Curves) -> str:
 
     template = Environment(autoescape=True).from_string(_PAGE)
     tokens, users = report["conversation"]["tokens"], report["users"]
+    who = "1 user" if users == 1 else f"{users:,} users"
     charts = [
         (
-            _chart(report, curves, "tokens", f"context length of {users:,} user(s), tokens"),
-            f"Weights and cache over context length, for {users:,} user(s).",
+            _chart(report, curves, "tokens", f"context length of {who}, tokens"),
+            f"Weights and cache over context length, for {who}.",
         ),
         (
             _chart(report, curves, "users", f"users of {tokens:,} tokens"),
@@ -99,7 +100,7 @@ def _chart(report: Report, curves: Curves, axis: str, label: str) -> str:
     )
     _limit(axes, report, max(weights + c for c in cache))
     axes.set(xlabel=label, ylabel="GiB over all devices", xlim=(x[0], x[-1]), ylim=(0, None))
-    axes.legend(loc="upper center", ncols=2, frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     out = io.StringIO()
