@@ -476,3 +476,41 @@ def test_lengths_beside_a_shared_start_and_as_a_median() -> None:
     assert "median=4000" in next(
         a["source"] for a in nearest["assumptions"] if a["field"] == "mean of --lengths"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "per_token"),
+    [
+        # layers x planes x heads x (dims + the scales beside them)
+        ("llama-3-8b", "int8", 32 * 2 * 8 * (128 + 4)),
+        ("llama-3-8b", "int4", 32 * 2 * 8 * (64 + 4 + 4)),
+        ("llama-3-8b", "k=int8,v=int4", 32 * 8 * (128 + 4 + 64 + 4 + 4)),
+        ("llama-3-8b", "q8_0", 32 * 2 * 8 * 128 // 32 * 34),
+        ("deepseek-v3", "int8", 61 * (512 + 4 + 64 + 4)),
+        ("deepseek-v3", "fp8", 61 * 576),
+        ("deepseek-v3.2", "int8", 61 * (512 + 4 + 64 + 4) + 61 * (128 + 4)),
+        ("qwen3-next-80b-a3b", "int8", 12 * 2 * 2 * (256 + 4)),
+    ],
+)
+def test_codecs_store_what_their_fields_say(model: str, kv: str, per_token: int) -> None:
+    assert report(model, "--kv", kv, "--context", "4096")["bytes_per_token"] == per_token
+
+
+@pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "jamba-1.5-mini", "rwkv-6-1.6b"])
+def test_states_stay_as_they_are_under_a_quantised_codec(model: str) -> None:
+    sizes = [
+        report(model, "--kv", kv, "--context", "4096")["conversation"]["by_kind"]["state"]
+        for kv in ("bf16", "fp8", "int8", "int4")
+    ]
+    assert sizes[0] > 0
+    assert len(set(sizes)) == 1
+
+
+def test_a_window_is_put_on_full_layers_only() -> None:
+    plain = report("gemma-3-27b", "--context", "32768")["conversation"]
+    found = report("gemma-3-27b", "--context", "32768", "--window", "4096", "--sinks", "8")
+    rows = {part["label"]: part["rows"] for part in found["conversation"]["by_label"]}
+    assert rows == {"window 1024": 1024, "full, as window 4096 and 8 sinks": 4096 + 8}
+    assert found["bytes_per_token"] == 0
+    assert found["conversation"]["logical_bytes"] < plain["logical_bytes"]
+    assert "window" in {a["field"] for a in found["assumptions"]}

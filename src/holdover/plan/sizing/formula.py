@@ -35,8 +35,8 @@ def limit_text(part: StoredMemory) -> str:
     memory = part.memory
     if memory.grows or isinstance(memory.residency, Fixed):
         return ""
-    rows = memory.rows(2**40)
-    return f"until {rows:,} tokens, then {part.logical_bytes(2**40):,} bytes"
+    n_tokens = memory.rows(2**40) * memory.tokens_per_row
+    return f"until {n_tokens:,} tokens, then {part.logical_bytes(2**40):,} bytes"
 
 
 def number_text(value: Fraction) -> str:
