@@ -1,6 +1,6 @@
 """From logits to tokens, vectorised over rows.
 
-A row's token depends on its logits, its parameters and one uniform number, and on no other row:
+A row's token depends on its logits, its parameters, its seed and its position, and on no other row:
 alone or batched, at once or after parking, the answer is the same. Plain greedy rows cost one
 argmax. All other rows are worked on in slices, so that scratch stays within `sampler_bytes`.
 Importing this module does not import torch.
@@ -17,6 +17,7 @@ import numpy as np
 
 from holdover.engine.api import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from holdover.engine.counts import TokenCounts
+from holdover.engine.noise import add_noise, noise_key
 from holdover.spec.limits import Limits
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SLICE_ELEMENTS = 2**18  # logits worked on at once; one row if the vocabulary is larger
-_SCRATCH_BYTES_PER_LOGIT = 48  # copy 4, probabilities 4, running sum 4, sort 12 + its inside 16
+_SCRATCH_BYTES_PER_LOGIT = 48  # copies 8, sorted scores and ids 12, sort's inside 16, masks
 _ROW_SCRATCH_BYTES = 4096  # per row: parameters, the likeliest tokens, results
 _HEADS = (64, 1024)  # sorted heads tried before the whole vocabulary is sorted
 _LEAST_FP32 = float(np.finfo(np.float32).tiny)
@@ -32,10 +33,11 @@ _LEAST_FP32 = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """What one row of logits needs. `uniform` in [0, 1) is the row's own number for this token."""
+    """What one row of logits needs; `seed` and `position` (tokens before it) decide the draw."""
 
     params: SamplingParams
-    uniform: float = 0.0
+    seed: int = 0
+    position: int = 0
     counts: TokenCounts | None = None
 
     @property
@@ -116,61 +118,66 @@ def _sample_slice(logits: Tensor, index: list[int], rows: Sequence[SampleRow]) -
     if any(row.params.min_p > 0 for row in rows):
         floor = [math.log(r.params.min_p) if r.params.min_p > 0 else -math.inf for r in rows]
         scores.masked_fill_(scores < _column(scores, floor), -math.inf)
-    probabilities = scores.softmax(-1)
-    del scores
-    whole = [i for i in drawn if rows[i].params.top_k == 0 and rows[i].params.top_p >= 1]
-    if whole:
-        tokens[whole] = _draw(probabilities[whole], [rows[i].uniform for i in whole])
-    cut = [i for i in drawn if rows[i].params.top_k > 0 or rows[i].params.top_p < 1]
-    for head in (*_HEADS, probabilities.shape[1]):
-        now = [i for i in cut if min(rows[i].params.top_k, probabilities.shape[1]) <= head]
+    cut = [i for i in drawn if _is_cut(rows[i].params)]
+    for head in (*_HEADS, scores.shape[1]):
+        now = [i for i in cut if min(rows[i].params.top_k, scores.shape[1]) <= head]
         if now:
-            found = _draw_cut(probabilities, now, [rows[i] for i in now], head)
+            found = _draw_cut(scores[now], [rows[i] for i in now], head)
             tokens[now] = np.where(found >= 0, found, tokens[now])
             done = {i for i, token in zip(now, found, strict=True) if token >= 0}
             cut = [i for i in cut if i not in done]
     assert not cut, f"rows {cut} got no token"
+    whole = [i for i in drawn if not _is_cut(rows[i].params)]
+    if whole:
+        if len(whole) < len(rows):
+            scores = scores[whole]
+        ids = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
+        tokens[whole] = _draw(scores, ids, [rows[i] for i in whole])
     return tokens
 
 
-def _draw_cut(
-    probabilities: Tensor, index: list[int], rows: Sequence[SampleRow], head: int
-) -> NDArray[np.int64]:
-    """Draw from the top_k and top_p cut; -1 where more than `head` sorted tokens are needed.
+def _is_cut(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def _draw_cut(scores: Tensor, rows: Sequence[SampleRow], head: int) -> NDArray[np.int64]:
+    """Draw from what top_k, top_p and min_p leave; -1 where that is more than `head` tokens.
 
     Which heads a row tries depends on that row alone, so ties are broken alike in any batch.
     """
     import torch
 
-    vocab_size = probabilities.shape[1]
-    top, ids = probabilities[index].topk(min(head, vocab_size))
+    vocab_size = scores.shape[1]
+    log_total = scores.logsumexp(-1, keepdim=True)
+    top, long_ids = scores.topk(min(head, vocab_size))
+    del scores
+    ids = long_ids.int()
+    del long_ids
     n_top = top.shape[1]
     k = [min(row.params.top_k, vocab_size) or vocab_size for row in rows]
     if n_top > min(k):
         rank = torch.arange(n_top, dtype=torch.int32, device=ids.device)
-        top.masked_fill_(rank >= _column(ids, k), 0.0)
-    mass = top.cumsum(-1)
+        top.masked_fill_(rank >= _column(ids, k), -math.inf)
+    p = top.sub(log_total).exp_()
+    mass = p.cumsum(-1)
     # Under top_k the mass is that of the k; else it is all of it, whether in the head or not.
-    limited = [row.params.top_k > 0 for row in rows]
-    total = mass[:, -1:].where(ids.new_tensor(limited).bool()[:, None], mass.new_ones(1))
+    limited = ids.new_tensor([row.params.top_k > 0 for row in rows]).bool()
+    total = mass[:, -1:].where(limited[:, None], mass.new_ones(1))
     goal = _column(mass, [_fp32(row.params.top_p) for row in rows]) * total
-    enough = (mass[:, -1:] >= goal)[:, 0].numpy(force=True) | np.asarray(limited)
-    top.masked_fill_(mass - top >= goal, 0.0)
-    picked = _draw(top, [row.uniform for row in rows])
-    tokens: NDArray[np.int64] = ids.numpy(force=True)[np.arange(len(rows)), picked]
-    return tokens if n_top == vocab_size else np.where(enough, tokens, -1)
+    # The head is enough where it goes past what top_p or min_p leave, or top_k has ended it.
+    enough = (mass[:, -1] >= goal[:, 0]) | (top[:, -1] == -math.inf) | limited
+    if any(row.params.top_p < 1 for row in rows):
+        top.masked_fill_(mass.sub_(p) >= goal, -math.inf)
+    del p, mass
+    picked = _draw(top, ids, rows)
+    tokens: NDArray[np.int64] = ids.numpy(force=True)[np.arange(len(rows)), picked].astype(np.int64)
+    return tokens if n_top == vocab_size else np.where(enough.numpy(force=True), tokens, -1)
 
 
-def _draw(weights: Tensor, uniforms: Sequence[float]) -> NDArray[np.int64]:
-    """Inverse of the cumulative weights [rows, n], which need not sum to 1, at the uniforms."""
-    import torch
-
-    mass = weights.cumsum(-1)
-    total = mass[:, -1:]
-    # Rounding must not push the goal to the total: then no entry would lie above it.
-    goal = torch.minimum(total * _column(mass, uniforms), total.nextafter(mass.new_zeros(1)))
-    found = torch.searchsorted(mass, goal, right=True)[:, 0]
-    return found.clamp_(max=weights.shape[1] - 1).numpy(force=True)
+def _draw(scores: Tensor, ids: Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
+    """Columns drawn from softmax(scores) [rows, n], whose tokens are `ids`; changes the scores."""
+    keys = [noise_key(row.seed, row.position) for row in rows]
+    return add_noise(scores, ids, keys).argmax(-1).numpy(force=True)
 
 
 def _add_bias(scores: Tensor, rows: Sequence[SampleRow]) -> None:

@@ -2,22 +2,19 @@
 
 There is no prefill or decode state. A sequence has tokens, the cache holds the first `n_computed`
 of them, and whoever has `n_pending` down to zero gets the next one. What lets a parked sequence go
-on as if nothing had happened (tokens, random generator, penalty counts) lives here; text does not.
+on as if nothing had happened (tokens, seed, penalty counts) lives here; text does not.
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
 
 from holdover.cache.sequence import SequenceCache
 from holdover.engine.api import SamplingParams, Usage
 from holdover.engine.counts import TokenCounts
 from holdover.engine.sampler import SampleRow, has_penalty
-
-_SEED_RANGE = 2**64
 
 
 class State(Enum):
@@ -38,7 +35,7 @@ class Sequence:
     max_tokens: int
     params: SamplingParams
     tenant: str
-    rng: np.random.Generator
+    seed: int
     counts: TokenCounts | None
     state: State = State.WAITING
     cache: SequenceCache | None = None
@@ -56,7 +53,7 @@ class Sequence:
         sibling: int = 0,
     ) -> Sequence:
         """Answer number `sibling` of a request; with a seed, sibling i draws from seed + i."""
-        seed = None if params.seed is None else (params.seed + sibling) % _SEED_RANGE
+        seed = secrets.randbits(64) if params.seed is None else params.seed + sibling
         return cls(
             arrival=arrival,
             tokens=list(prompt),
@@ -64,7 +61,7 @@ class Sequence:
             max_tokens=max_tokens,
             params=params,
             tenant=tenant,
-            rng=np.random.Generator(np.random.PCG64(seed)),
+            seed=seed,
             counts=TokenCounts(prompt) if has_penalty(params) else None,
         )
 
@@ -87,9 +84,8 @@ class Sequence:
         return self.n_prompt + self.max_tokens - 1
 
     def sample_row(self) -> SampleRow:
-        """What the sampler needs for the next token; draws that token's number."""
-        drawn = self.params.temperature > 0
-        return SampleRow(self.params, self.rng.random() if drawn else 0.0, self.counts)
+        """What the sampler needs for the next token."""
+        return SampleRow(self.params, self.seed, len(self.tokens), self.counts)
 
     def append(self, token: int) -> None:
         self.tokens.append(token)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from holdover.codecs.base import uniform
+from holdover.engine.api import SamplingParams
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.units import ceil_div
@@ -61,6 +62,20 @@ def test_batched_parked_and_hit_equal_alone(loaded: Loaded, serve: Serve) -> Non
     for found in (batched, parked):
         assert [a.tokens for a in found] == [a.tokens for a in alone]
         assert [a.text for a in found] == [a.text for a in alone]
+
+
+def test_sampled_cold_equals_sampled_warm(smollm2: Loaded, serve: Serve) -> None:
+    """A hit computes one row where the cold run computed all: its logits differ in the last bits,
+    and a seed must give the same answer all the same."""
+    served = serve(smollm2, 64 << 20, block_tokens=BLOCK_TOKENS, max_context_tokens=256)
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True)
+    prompts = [f"{SHARED * (i % 3)}{QUESTIONS[i % 3]} ({i})" for i in range(8)]
+    cold = served.together(prompts, params)
+    warm = served.together(prompts, params)
+    assert [a.tokens for a in warm] == [a.tokens for a in cold]
+    assert all(w.cached_tokens > c.cached_tokens for w, c in zip(warm, cold, strict=True))
+    alone = [served.ask(prompt, params, tenant="alone").answer().tokens for prompt in prompts[:2]]
+    assert alone == [a.tokens for a in cold[:2]]
 
 
 def test_turn_two_hits_past_the_window(loaded: Loaded, serve: Serve) -> None:
