@@ -37,7 +37,13 @@ class ByteTokenizer:
     vocab_size = 257
     eos_token_ids = frozenset({EOS})
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        field_name: str = "prompt",
+        max_context_tokens: int | None = None,
+    ) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -54,6 +60,7 @@ class ByteTokenizer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        max_context_tokens: int | None = None,
     ) -> list[int]:
         roles = [message["role"] for message in messages]
         if "tool" in roles:

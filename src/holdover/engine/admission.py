@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdover.engine.api import SamplingParams
 from holdover.errors import RequestError
+from holdover.text.length import too_long
 
 
 def check_request(
@@ -24,12 +25,7 @@ def check_request(
     n_left = max_context_tokens - len(prompt)
     asked = "" if params.max_tokens is None else f" and max_tokens is {params.max_tokens}"
     if n_left < 1:
-        raise RequestError(
-            "prompt",
-            f"the prompt has {len(prompt)} tokens{asked}; prompt and answer together can have "
-            f"{max_context_tokens}, so that a prompt of up to {max_context_tokens - 1} would fit",
-            code="context_length_exceeded",
-        )
+        raise too_long("prompt", f"{len(prompt)} tokens{asked}", max_context_tokens)
     if params.max_tokens is not None and params.max_tokens > n_left:
         raise RequestError(
             "max_tokens",

@@ -1,7 +1,7 @@
 """One answer as its client sees it: tokens in, events with text out.
 
 Decides when an answer ends. Nothing of a stop string, an end token or half a character is ever
-emitted. Does not know the cache or the device.
+emitted: of a character that max_tokens cuts, nothing. Does not know the cache or the device.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ class Answer:
         sequence.append(token)
         reason: FinishReason | None = None
         if token in self._end_tokens:
-            text, reason = self._rest("stop")
+            text, reason = self._stops.flush(), "stop"
         else:
             text, stop = self._stops.push(self._detokenizer.push(token))
             if stop is not None:
                 reason = "stop"
             elif sequence.n_generated >= sequence.max_tokens:
-                rest, reason = self._rest("length")
-                text += rest
+                text, reason = text + self._stops.flush(), "length"
         return Event(
             self.index,
             text,
@@ -67,11 +66,7 @@ class Answer:
 
     def end(self, reason: FinishReason, error: str | None = None) -> Event:
         """The last event of an answer that ends from outside."""
-        text, _ = self._rest(reason)
         usage = self.sequence.usage()
-        return Event(self.index, text, (), finish_reason=reason, usage=usage, error=error)
-
-    def _rest(self, reason: FinishReason) -> tuple[str, FinishReason]:
-        """Text held back so far; its last character may yet complete a stop string."""
-        text, stop = self._stops.push(self._detokenizer.flush())
-        return text + self._stops.flush(), reason if stop is None else "stop"
+        return Event(
+            self.index, self._stops.flush(), (), finish_reason=reason, usage=usage, error=error
+        )

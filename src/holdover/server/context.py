@@ -18,7 +18,13 @@ class TokenizerLike(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        field_name: str = "prompt",
+        max_context_tokens: int | None = None,
+    ) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -31,6 +37,7 @@ class TokenizerLike(Protocol):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        max_context_tokens: int | None = None,
     ) -> list[int]: ...
 
 

@@ -207,6 +207,9 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
+    """A prompt is raw text: special tokens spelled in it are special tokens. Keep what people write
+    out of it, or use /v1/chat/completions, where the text of a message is only ever text."""
+
     prompt: Prompts
     logprobs: Int | None = None
     echo: bool | None = None

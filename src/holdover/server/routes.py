@@ -38,7 +38,7 @@ def generation_routes(context: Context) -> APIRouter:
         try:
             params = asked.sampling()
             prompt = await encode_messages(
-                context, asked.messages, asked.add_generation_prompt is not False
+                context, asked.messages, asked.add_generation_prompt is not False, limited=True
             )
             head = _head(context, request, "chatcmpl")
             writer = ChatWriter(head, context.tokenizer, bool(asked.logprobs))
@@ -108,15 +108,19 @@ async def off_loop(n_chars: int, work: Callable[[], T]) -> T:
 
 
 async def encode_messages(
-    context: Context, messages: Sequence[Message], add_generation_prompt: bool
+    context: Context,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    *,
+    limited: bool = False,
 ) -> tuple[int, ...]:
+    """Ids of the rendered messages; `limited` refuses at once what cannot fit the context."""
     rendered = [message.rendered() for message in messages]
     n_chars = sum(len(message["content"]) for message in rendered)
 
     def encode() -> tuple[int, ...]:
-        return tuple(
-            context.tokenizer.encode_chat(rendered, add_generation_prompt=add_generation_prompt)
-        )
+        limit = context.max_context_tokens if limited else None
+        return tuple(context.tokenizer.encode_chat(rendered, None, add_generation_prompt, limit))
 
     return await off_loop(n_chars, encode)
 
@@ -124,13 +128,16 @@ async def encode_messages(
 async def _encode_prompts(
     context: Context, asked: CompletionRequest
 ) -> tuple[tuple[int, ...], ...]:
-    special = asked.add_special_tokens is not False
+    """A text is taken as it is: special tokens spelled in it are special tokens, as in vLLM."""
+    special, limit = asked.add_special_tokens is not False, context.max_context_tokens
+
+    def ids_of(prompt: str | list[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(context.tokenizer.encode(prompt, special, "prompt", limit))
+        return tuple(prompt)
 
     def encode() -> tuple[tuple[int, ...], ...]:
-        return tuple(
-            tuple(context.tokenizer.encode(p, special) if isinstance(p, str) else p)
-            for p in asked.prompt
-        )
+        return tuple(map(ids_of, asked.prompt))
 
     return await off_loop(sum(map(len, asked.prompt)), encode)
 

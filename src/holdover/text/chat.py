@@ -1,15 +1,14 @@
 """A model's own chat template: messages to the prompt text it was trained on.
 
-Templates come out of model files, so they run sandboxed, with the few names that Hugging Face
-templates may rely on. What a template refuses is the request's fault and says so on `messages`.
+Templates come out of model files, so they run in `text.sandbox`, with the few names that Hugging
+Face templates may rely on. What a template refuses is the request's fault and says so on
+`messages`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,17 @@ class ChatTemplate:
     names: Mapping[str, str]
 
     @cached_property
+    def _environment(self) -> Any:
+        from holdover.text.sandbox import BoundedEnvironment
+
+        return BoundedEnvironment()
+
+    @cached_property
     def _compiled(self) -> Any:
         import jinja2
 
         try:
-            return _environment().from_string(self.source)
+            return self._environment.from_string(self.source)
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise ModelFileError(
                 self.path, f"has a chat template that cannot be compiled: {error}"
@@ -54,12 +59,15 @@ class ChatTemplate:
         template = self._compiled
         plain = [_with_text_content(message, i) for i, message in enumerate(messages)]
         try:
-            text: str = template.render(
-                **self.names,
-                messages=plain,
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
+            text: str = self._environment.render(
+                template,
+                {
+                    **self.names,
+                    "messages": plain,
+                    "tools": list(tools) if tools else None,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                },
             )
         except Exception as error:  # template code meeting messages it was not written for
             raise RequestError(
@@ -82,38 +90,3 @@ def _with_text_content(message: Message, index: int) -> dict[str, Any]:
             )
         texts.append(text)
     return {**message, "content": "".join(texts)}
-
-
-def _environment() -> Any:
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the answer for training; for a prompt it is only its body."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2 reads it as a class attribute
-
-        def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
-            next(parser.stream)
-            body: list[nodes.Node] = parser.parse_statements(
-                ("name:endgeneration",), drop_needle=True
-            )
-            return body
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(
-        value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment

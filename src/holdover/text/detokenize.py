@@ -1,8 +1,9 @@
 """Token ids to text as they are generated.
 
-The pieces joined, flush included, are exactly `tokenizer.decode` of all the ids. A character is
-emitted with the token that completes it; bytes that no token completes become U+FFFD, at the first
-token that shows it, or at `flush`. The work per token does not grow with the text.
+The pieces joined are `tokenizer.decode` of all the ids, but for a character that the last ones only
+begin: of that nothing is emitted, as in vLLM. A character is emitted with the token that completes
+it; bytes that a later token shows to make none become U+FFFD there. The work per token does not
+grow with the text.
 """
 
 from __future__ import annotations
@@ -33,10 +34,6 @@ class IncrementalDetokenizer:
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
         return self._stripped(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
-
-    def flush(self) -> str:
-        """U+FFFD if the last character was never completed, else nothing."""
-        return self._stripped(self._decoder.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
         if self._strip_next and text:

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
+from tokenizers import AddedToken
 
 from holdover.errors import ModelFileError, RequestError, UnsupportedModelError
 from holdover.text.chat import ChatTemplate, Message
+from holdover.text.guard import MARK, ControlGuard
+from holdover.text.length import LengthBound, too_long
 
 _SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -53,20 +56,39 @@ class Tokenizer:
     suffix_ids: tuple[int, ...]
     strips_leading_space: bool
     chat_template: ChatTemplate | None = field(repr=False)
+    _guard: ControlGuard = field(repr=False)
+    _length: LengthBound = field(repr=False)
+    _mark_id: int
     _backend: tokenizers.Tokenizer = field(repr=False)
     _byte_level: bool = field(repr=False)
     _bytes: dict[int, bytes] = field(default_factory=dict, repr=False)
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, field_name: str = "prompt"
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        field_name: str = "prompt",
+        max_context_tokens: int | None = None,
     ) -> list[int]:
-        """Ids of a text; special tokens spelled in it are recognised, as in Hugging Face."""
+        """Ids of a text; special tokens spelled in it are recognised, as in Hugging Face.
+
+        With `max_context_tokens`, a text that cannot possibly fit is refused without the work of
+        tokenizing it. Other threads run on meanwhile.
+        """
+        if max_context_tokens is not None and len(text) > max_context_tokens:
+            least_tokens = self._length.least_tokens(text)
+            if least_tokens >= max_context_tokens:
+                raise too_long(field_name, f"at least {least_tokens} tokens", max_context_tokens)
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            # Unlike `encode`, lets go of Python's lock, and does not work out places in the text.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 field_name, "holds a lone surrogate or is not text; send valid Unicode"
             ) from error
+        ids: list[int] = encoding.ids
+        if MARK in text:
+            ids = [i for i in ids if i != self._mark_id]
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -79,7 +101,8 @@ class Tokenizer:
         """The bytes a token adds to the text; for a special token, its name."""
         known = self._bytes.get(token_id)
         if known is None:
-            piece = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+            known_id = 0 <= token_id < 1 << 32 and token_id != self._mark_id
+            piece = self._backend.id_to_token(token_id) if known_id else None
             known = self._bytes[token_id] = b"" if piece is None else self._piece_bytes(piece)
         return known
 
@@ -107,10 +130,18 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        max_context_tokens: int | None = None,
     ) -> list[int]:
-        """Messages as ids; the bos is added only where the template did not write it."""
-        text = self.render_chat(messages, tools, add_generation_prompt)
-        ids = self.encode(text, add_special_tokens=False, field_name="messages")
+        """Messages as ids; the bos is added only where the template did not write it.
+
+        The template's special tokens are recognised; those spelled in a message are plain text.
+        """
+
+        def render(data: tuple[Any, Any]) -> str:
+            return self.render_chat(*data, add_generation_prompt)
+
+        text = self._guard.render(render, (messages, tools))
+        ids = self.encode(text, False, "messages", max_context_tokens)
         n_prefix = len(self.prefix_ids)
         return ids if tuple(ids[:n_prefix]) == self.prefix_ids else [*self.prefix_ids, *ids]
 
@@ -157,6 +188,15 @@ def assemble_tokenizer(
             )
     added = backend.get_added_tokens_decoder()
     byte_level, strips = _decoding(path, backend)
+    written = "" if template is None else template.source
+    guard = ControlGuard(
+        [token for token in added.values() if token.special],
+        [t for t in added.values() if not t.special and t.content in written],
+        backend.normalizer,
+    )
+    backend.add_tokens([AddedToken(MARK, normalized=False, special=False)])
+    mark_id = backend.token_to_id(MARK)
+    assert mark_id is not None
     return Tokenizer(
         path=path,
         vocab_size=vocab_size,
@@ -167,6 +207,9 @@ def assemble_tokenizer(
         suffix_ids=tuple(suffix),
         strips_leading_space=strips,
         chat_template=template,
+        _guard=guard,
+        _length=LengthBound(backend, byte_level, _BYTE_OF_CHAR),
+        _mark_id=mark_id,
         _backend=backend,
         _byte_level=byte_level,
     )

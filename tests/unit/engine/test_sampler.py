@@ -123,10 +123,11 @@ def test_every_token_is_the_one_that_the_plain_version_draws(
 
 def test_a_small_change_of_the_logits_seldom_changes_a_draw() -> None:
     """What a reused prefix or another batch changes. By inverse distribution, in the order of the
-    vocabulary, the same change moved about 50 of these 2,000 draws."""
+    vocabulary, the same change moved two of five draws."""
     logits = random_logits(1, 49_152, 3, scale=1.0)
-    shifted = logits + random_logits(1, 49_152, 4, scale=1e-5)
-    rows = [SampleRow(Params(), seed, 7) for seed in range(2000)]
+    shifted = logits.clone()
+    shifted[:, : 49_152 // 2] += 1e-4
+    rows = [SampleRow(Params(), seed, 7) for seed in range(1000)]
     changed = 0
     for start in range(0, len(rows), 100):
         some = rows[start : start + 100]
