@@ -38,6 +38,8 @@ class Config:
     """Tokens per KV block."""
     max_sequences: int = 64
     """Most sequences computed in one step."""
+    max_waiting_requests: int = 1024
+    """Most requests that wait to begin; more are refused with status 429."""
     step_tokens: int = 512
     """Most tokens computed in one step, over all sequences."""
     max_context: int | None = None
@@ -56,7 +58,7 @@ class Config:
     """Seconds that running streams get to finish after SIGTERM."""
 
     def __post_init__(self) -> None:
-        for name in ("block_tokens", "max_sequences", "step_tokens"):
+        for name in ("block_tokens", "max_sequences", "max_waiting_requests", "step_tokens"):
             at_least_one(name, getattr(self, name))
         for name in ("max_context", "threads"):
             if getattr(self, name) is not None:

@@ -16,6 +16,8 @@ from typing import Any
 
 from holdover.engine.admission import check_request
 from holdover.engine.api import (
+    NOT_FINITE,
+    QUEUE_FULL,
     EngineStats,
     Event,
     EventSink,
@@ -100,6 +102,9 @@ class ScriptedEngine:
         self.prompts: list[tuple[int, ...]] = []
         self.generated_tokens = 0
         self.longest_sink_s = 0.0
+        self.fingerprint = "fp_scripted"
+        self.most_running = 10_000
+        self.refused_total = 0
         self._lock = threading.Condition()
         self._running: list[_Running] = []
         self._ids = itertools.count()
@@ -117,6 +122,9 @@ class ScriptedEngine:
         tenant: str = "",
     ) -> str:
         check_request(prompt, params, n, ByteTokenizer.vocab_size, CONTEXT_TOKENS)
+        if len(self._running) >= self.most_running:
+            self.refused_total += 1
+            raise RequestError(None, "3 requests wait already; try again later", QUEUE_FULL)
         if len(prompt) > self.capacity_tokens:
             text = f"prompt has {len(prompt)} tokens; {self.capacity_tokens} would fit"
             raise RequestError("prompt", text, "context_length_exceeded")
@@ -158,6 +166,7 @@ class ScriptedEngine:
                 held_bytes=held,
                 logical_bytes=held // 2,
                 cached_bytes=5,
+                refused_total=self.refused_total,
             )
 
     def shutdown(self, grace_s: float) -> None:
@@ -184,6 +193,9 @@ class ScriptedEngine:
     def _step(self, running: _Running) -> None:
         if b"CRASH" in bytes(t for t in running.prompt if t < EOS):
             self._finish([running], "error", "Traceback: secret detail")
+            return
+        if b"NaN" in bytes(t for t in running.prompt if t < EOS):
+            self._finish([running], "error", NOT_FINITE)
             return
         self.generated_tokens += 1
         over = running.sent == len(running.answer)

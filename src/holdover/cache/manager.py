@@ -11,7 +11,6 @@ planner uses the same function.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from holdover.cache.eviction.base import EvictionPolicy
 from holdover.cache.matching import Match, Matcher
 from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex, token_bytes
 from holdover.cache.sectors import SectorPool
-from holdover.cache.sequence import BlockTable, SequenceCache
+from holdover.cache.sequence import Reused, SequenceCache
 from holdover.registry import load_plugin
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import BlockRanges, step_blocks
@@ -210,44 +209,45 @@ class CacheManager:
     def _try_admit(
         self, match: Match, stop: int, tenant: str, promise: Sequence[int]
     ) -> SequenceCache | None:
-        n_full = len(match.chain)
-        shared: list[list[Block | None]] = []
-        sources: list[Block | None] = []
-        for group in range(len(self._residencies)):
-            live = self._step_blocks(group, match.n_tokens, match.n_tokens)
-            runs = enumerate(match.chain)
-            shared.append([e.blocks[group] if e and i in live else None for i, e in runs])
-            sources.append(match.tail.blocks[group] if match.tail and n_full in live else None)
-        pinned = [b for b in (*chain.from_iterable(shared), *sources) if b is not None]
-        n_new = [ceil_div(stop, self._block_tokens) - n_full] * len(shared)
-        revived = {block for block in pinned if not block.refs}
-        n_revived = [sum(b.group == group for b in revived) for group in range(len(shared))]
-        if not self._has_room([a + b for a, b in zip(n_new, n_revived, strict=True)]):
+        found = [self._reused(match, group) for group in range(len(self._residencies))]
+        n_new = [ceil_div(stop, self._block_tokens) - len(match.chain)] * len(found)
+        if not self._can_admit(found, n_new, promise):
             return None
-        if promise:
-            n_shared = [sum(block is not None for block in blocks) for blocks in shared]
-            n_to_come = [max(0, p - n) for p, n in zip(promise, n_shared, strict=True)]
-            claims = zip(n_to_come, n_revived, self._outstanding(), strict=True)
-            if not self._has_room([sum(claim) for claim in claims]):
-                return None
-        for block in pinned:
-            self._ref(block)
-        sequence = SequenceCache(tenant, bytearray(), list(match.keys), [], tuple(promise))
-        for group, blocks in enumerate(shared):
-            table = BlockTable()
-            for shared_block in blocks:
-                table.append(shared_block)
-            live = self._step_blocks(group, match.n_tokens, match.n_tokens)
-            table.start = min(live.start, n_full)
-            sequence.tables.append(table)
+        for reused in found:
+            for block in reused.pinned:
+                self._ref(block)
+        tables = [reused.table() for reused in found]
+        sequence = SequenceCache(tenant, bytearray(), list(match.keys), tables, tuple(promise))
         self._sequences[sequence] = None  # before room is made: packing renumbers its tables too
         self._extend(sequence, n_new)
-        for group, source in enumerate(sources):
-            target = sequence.tables[group].blocks[n_full] if source is not None else None
-            if source is not None and target is not None:
-                self._copy(group, source.number, target.number)
-                self._unref(source)
+        for group, (reused, table) in enumerate(zip(found, tables, strict=True)):
+            target = table.blocks[len(match.chain)] if reused.tail is not None else None
+            if reused.tail is not None and target is not None:
+                self._copy(group, reused.tail.number, target.number)
+                self._unref(reused.tail)
         return sequence
+
+    def _reused(self, match: Match, group: int) -> Reused:
+        """One group's blocks of a match, of which only live ones are taken."""
+        live = self._step_blocks(group, match.n_tokens, match.n_tokens)
+        n_full = len(match.chain)
+        blocks = [e.blocks[group] if e and i in live else None for i, e in enumerate(match.chain)]
+        tail = match.tail.blocks[group] if match.tail and n_full in live else None
+        return Reused(blocks, tail, min(live.start, n_full))
+
+    def _can_admit(
+        self, found: Sequence[Reused], n_new: Sequence[int], promise: Sequence[int]
+    ) -> bool:
+        """Whether there is room for new blocks, and for the promise beside those of others."""
+        n_revived = [len({b for b in reused.pinned if not b.refs}) for reused in found]
+        if not self._has_room([a + b for a, b in zip(n_new, n_revived, strict=True)]):
+            return False
+        if not promise:
+            return True
+        n_shared = [sum(block is not None for block in reused.blocks) for reused in found]
+        n_to_come = [max(0, p - n) for p, n in zip(promise, n_shared, strict=True)]
+        claims = zip(n_to_come, n_revived, self._outstanding(), strict=True)
+        return self._has_room([sum(claim) for claim in claims])
 
     def _outstanding(self) -> list[int]:
         """Blocks per group that running sequences were promised and do not hold yet."""

@@ -50,6 +50,26 @@ class BlockTable:
         self._numbers[: len(self.blocks)][self.numbers == old] = new
 
 
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """What a sequence takes over of one group: whole blocks shared, the tail's to be copied."""
+
+    blocks: list[Block | None]  # None where dead
+    tail: Block | None
+    start: int  # first block that is not dead, sinks apart
+
+    @property
+    def pinned(self) -> list[Block]:
+        return [block for block in (*self.blocks, self.tail) if block is not None]
+
+    def table(self) -> BlockTable:
+        table = BlockTable()
+        for block in self.blocks:
+            table.append(block)
+        table.start = self.start
+        return table
+
+
 @dataclass(slots=True, eq=False)
 class SequenceCache:
     """Made by `manager.admit`; `tokens` are the committed ones, as int32 bytes."""

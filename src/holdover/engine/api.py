@@ -17,6 +17,10 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 SHUTTING_DOWN = "shutting_down"
 """Code of the RequestError with which an engine that has stopped refuses requests."""
+QUEUE_FULL = "queue_full"
+"""Code of the RequestError with which a request is refused because too many wait."""
+NOT_FINITE = "the model computed values that are not finite (NaN or infinity)"
+"""`Event.error` of an answer that ended for this; the server may show it."""
 MAX_LOGPROBS = 20
 """Most likeliest tokens that a request may ask to see at each place."""
 
@@ -120,10 +124,15 @@ class EngineStats:
     held_bytes: int  # blocks that running sequences use
     logical_bytes: int  # of the same sequences by the formula: nothing shared, nothing rounded
     cached_bytes: int  # blocks kept only for reuse
+    refused_total: int  # requests, because too many waited
 
 
 class EngineLike(Protocol):
     """The engine as the server sees it. All methods may be called from any thread."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with all that decides a seeded answer: weights, KV layout, dtype, kernels."""
 
     def submit(
         self,
@@ -137,7 +146,8 @@ class EngineLike(Protocol):
         """Queue a request for `n` answers; returns its id.
 
         Raises RequestError at once for a prompt that is empty, has unknown token ids, or can never
-        fit together with max_tokens; the message has the number of tokens that would.
+        fit together with max_tokens; the message has the number of tokens that would. With the
+        code QUEUE_FULL when too many requests wait.
         """
 
     def cancel(self, request_id: str) -> None:

@@ -6,15 +6,15 @@ What is allocated is compared with what was planned, and any difference stops th
 from __future__ import annotations
 
 import ctypes
-from typing import cast
+import hashlib
 
 import torch
 
+import holdover
 from holdover.cache.arena import HostArena
 from holdover.cache.manager import CacheManager
 from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
-from holdover.kernels.base import KernelModule
 from holdover.models.base import load_model
 from holdover.registry import load_plugin
 from holdover.text.tokenizer import load_tokenizer
@@ -35,12 +35,8 @@ def build_engine(planned: Planned) -> Engine:
     _as_planned("arena", arena.nbytes, plan.arena_bytes)
     model = load_model(checkpoint, planned.geometry, planned.dtype)
     _as_planned("weights", model.weights_nbytes, plan.parts.weights_bytes)
-    module = cast(KernelModule, load_plugin("holdover.kernels", config.backend))
-    query_heads = planned.geometry.query_heads
-    workspace_bytes = module.workspace_bytes(plan.layout, plan.limits, query_heads)
-    workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
-    _as_planned("workspace", workspace.nbytes, plan.parts.workspace_bytes)
-    kernels = module.bind(arena.bytes, plan.layout, plan.limits, workspace)
+    workspace = torch.zeros(plan.parts.workspace_bytes, dtype=torch.uint8)
+    kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace)
     seed = checkpoint.digest()
     _return_freed_memory()
     return Engine(
@@ -51,7 +47,15 @@ def build_engine(planned: Planned) -> Engine:
         limits=plan.limits,
         planned_bytes=plan.arena_bytes,
         allocated_bytes=arena.nbytes,
+        max_waiting_requests=config.max_waiting_requests,
+        fingerprint=_fingerprint(planned, seed),
     )
+
+
+def _fingerprint(planned: Planned, weights_digest: bytes) -> str:
+    names = f"{planned.dtype} {planned.config.backend} {holdover.__version__}"
+    parts = (weights_digest, planned.layout.fingerprint, names.encode())
+    return "fp_" + hashlib.blake2b(b"".join(parts), digest_size=6).hexdigest()
 
 
 def _return_freed_memory() -> None:

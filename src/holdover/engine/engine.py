@@ -5,8 +5,8 @@
     its thread     schedule -> run -> sample -> commit -> emit
 
 Everything but the inbox, the open requests and the last stats belongs to the engine's thread. A
-step that fails ends the running requests and no other; logits that are not finite end the request
-they are of, and a sink that fails its own.
+step that fails ends the running requests and no other; rows or logits that are not finite end the
+request they are of, and a sink that fails its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
 from holdover.engine.answer import Answer, Request
 from holdover.engine.api import (
+    NOT_FINITE,
+    QUEUE_FULL,
     SHUTTING_DOWN,
     EngineStats,
     Event,
@@ -30,7 +32,7 @@ from holdover.engine.api import (
 )
 from holdover.engine.runner import Runner
 from holdover.engine.sampler import sample
-from holdover.engine.scheduler import Scheduler
+from holdover.engine.scheduler import Batch, Scheduler
 from holdover.engine.sequence import Sequence, State
 from holdover.errors import RequestError
 from holdover.kernels.base import KernelBackend
@@ -43,7 +45,8 @@ _log = logging.getLogger(__name__)
 
 class Engine:
     """Serves from its construction to `shutdown`. `limits.max_context_tokens` is what one sequence
-    can always have; `planned_bytes` and `allocated_bytes` of the arena are for stats."""
+    can always have; `planned_bytes` and `allocated_bytes` of the arena are for stats. Of requests
+    that have not begun there are never more than `max_waiting_requests`."""
 
     def __init__(
         self,
@@ -55,8 +58,12 @@ class Engine:
         limits: Limits,
         planned_bytes: int,
         allocated_bytes: int,
+        max_waiting_requests: int,
+        fingerprint: str = "",
     ) -> None:
         self.tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        self._max_waiting = max_waiting_requests
         self.limits = limits
         self._vocab_size = min(tokenizer.vocab_size, model.geometry.vocab_size)
         self._manager = manager
@@ -72,6 +79,8 @@ class Engine:
         self._changed = threading.Condition()  # guards the rest
         self._inbox: list[Callable[[], None]] = []
         self._open: dict[str, Request] = {}
+        self._waiting: set[Request] = set()  # those of the open ones that have not begun
+        self._refused_total = 0
         self._closing = False
         self._stats = self._snapshot()
         self._thread = threading.Thread(target=self._main, name="holdover-engine", daemon=True)
@@ -100,7 +109,13 @@ class Engine:
         with self._changed:
             if self._closing:
                 raise RequestError(None, "the engine is shutting down", code=SHUTTING_DOWN)
+            if len(self._waiting) >= self._max_waiting:
+                self._refused_total += 1
+                raise RequestError(
+                    None, f"{len(self._waiting)} requests wait already; try again later", QUEUE_FULL
+                )
             self._open[request.request_id] = request
+            self._waiting.add(request)
             self._post(partial(self._enter, request))
         return request.request_id
 
@@ -156,28 +171,41 @@ class Engine:
         batch = self._scheduler.schedule()
         if batch is None:
             return []
-        logits = self._runner.run(batch)
+        self._begun(batch)
+        logits, damaged = self._runner.run(batch)
         rows = [sequence.sample_row() for sequence in batch.sampled]
         sampled = sample(logits, rows) if rows else []
-        for sequence, token in zip(batch.sampled, sampled, strict=True):
-            if token is None:
-                self._scheduler.finish(sequence)  # not committed: its rows are as damaged
+        tokens = dict(zip(batch.sampled, sampled, strict=True))
+        failed = [batch.sequences[i] for i in damaged]
+        failed += [s for s, token in tokens.items() if token is None and s not in failed]
+        for sequence in failed:
+            self._scheduler.finish(sequence)  # not committed: nobody may reuse its new rows
         self._scheduler.commit(batch)
         self._steps += 1
-        events = []
-        for sequence, token in zip(batch.sampled, sampled, strict=True):
+        events = [self._failure(sequence) for sequence in failed]
+        for sequence, token in tokens.items():
+            if token is None or sequence.state is State.FINISHED:
+                continue
             answer = self._answers[sequence]
-            if token is None:
-                _log.error("%s: the model's logits are not finite", answer.request.request_id)
-                event = answer.end("error", "the model's logits are not finite")
-            else:
-                self._generated_tokens += 1
-                event = answer.push(token)
+            self._generated_tokens += 1
+            event = answer.push(token)
             if event.finish_reason is not None:
                 self._scheduler.finish(sequence)
             self._let_siblings_go(answer.request)
             events.append((answer, event))
         return events
+
+    def _begun(self, batch: Batch) -> None:
+        """Requests with a sequence in the batch wait no more."""
+        if self._waiting:
+            with self._changed:
+                self._waiting -= {self._answers[s].request for s in batch.sequences}
+
+    def _failure(self, sequence: Sequence) -> tuple[Answer, Event]:
+        answer = self._answers[sequence]
+        _log.error("%s: %s", answer.request.request_id, NOT_FINITE)
+        self._let_siblings_go(answer.request)
+        return answer, answer.end("error", NOT_FINITE)
 
     def _fail_running(self, reason: str) -> list[tuple[Answer, Event]]:
         """End whoever took part in the step; rows it wrote are not committed, so not in reuse."""
@@ -237,6 +265,7 @@ class Engine:
             if not answer.request.answers:
                 with self._changed:
                     del self._open[answer.request.request_id]
+                    self._waiting.discard(answer.request)
                     self._changed.notify_all()
 
     def _stop(self) -> None:
@@ -278,4 +307,5 @@ class Engine:
             held_bytes=manager.held_bytes,
             logical_bytes=manager.logical_bytes,
             cached_bytes=manager.cached_bytes,
+            refused_total=self._refused_total,
         )

@@ -45,6 +45,7 @@ class Planned:
     geometry: Geometry
     dtype: DType
     threads: int
+    kernels: KernelModule
     plan: ServingPlan
 
     @property
@@ -99,7 +100,7 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
         asked_context_tokens=config.max_context,
     )
     threads = config.threads or machine.cores
-    return Planned(config, model_name, checkpoint, geometry, dtype, threads, plan)
+    return Planned(config, model_name, checkpoint, geometry, dtype, threads, kernels, plan)
 
 
 def process_bytes(vocab_size: int) -> int:

@@ -5,12 +5,15 @@ Reads the batch and the manager's block tables; changes only the arena's bytes, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from holdover.cache.manager import CacheManager
 from holdover.engine.scheduler import Batch
+from holdover.engine.watch import RowWatch
 from holdover.kernels.base import AttentionBatch, KernelBackend
 from holdover.models.base import Model
 from holdover.units import ceil_div
@@ -21,17 +24,20 @@ class Runner:
         self._model = model
         self._kernels = kernels
         self._manager = manager
+        self._watch = RowWatch(manager.layout)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Tensor:
-        """Logits [rows of the batch that get a token, vocab] float32."""
-        step = self._kernels.begin(attention_batch(batch, self._manager))
-        return self._model.forward(
+    def run(self, batch: Batch) -> tuple[Tensor, Sequence[int]]:
+        """Logits [rows of the batch that get a token, vocab] float32, and which of the batch's
+        sequences have new keys or values that are not finite."""
+        step = self._watch.over(self._kernels.begin(attention_batch(batch, self._manager)))
+        logits = self._model.forward(
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.positions),
             step,
             torch.from_numpy(batch.logit_rows),
         )
+        return logits, step.damaged(batch.query_start)
 
 
 def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:

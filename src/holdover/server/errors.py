@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from holdover.engine.api import SHUTTING_DOWN
+from holdover.engine.api import QUEUE_FULL, SHUTTING_DOWN
 from holdover.errors import RequestError
 from holdover.server.fields import unknown
 
@@ -77,6 +77,8 @@ def from_request_error(error: RequestError, rename: Mapping[str, str] | None = N
     name, reason = error.field, error.reason
     if error.code == SHUTTING_DOWN:
         return Problem(503, reason, None, error.code, {"Retry-After": "5"})
+    if error.code == QUEUE_FULL:
+        return Problem(429, reason, None, error.code, {"Retry-After": "2"})
     if name is not None and rename and name in rename:
         if name != "prompt":  # also a plain word of these messages
             reason = reason.replace(name, rename[name])

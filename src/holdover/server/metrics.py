@@ -36,6 +36,7 @@ _COUNTERS = (
     ("parked_total", "parked", "Times a sequence was parked under memory pressure"),
     ("evicted_blocks", "evicted_blocks", "Cached blocks evicted"),
     ("steps", "steps", "Engine steps"),
+    ("refused_total", "refused_requests", "Requests refused because too many waited"),
 )
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdover.engine.api import SHUTTING_DOWN, Event
+from holdover.engine.api import NOT_FINITE, SHUTTING_DOWN, Event
 from holdover.server.errors import ApiError, Problem
 from holdover.server.generation import Answer, Generation, collect
 from holdover.server.replies import Usage, total_usage
@@ -131,6 +131,8 @@ def _failure(event: Event) -> Problem | None:
         return Problem(503, "the server is shutting down", None, SHUTTING_DOWN)
     if event.finish_reason == "error":
         _log.error("the engine failed on a request: %s", event.error)
+        if event.error == NOT_FINITE:
+            return Problem(500, f"{NOT_FINITE} on this request", None, "not_finite")
         text = "the engine failed on this request; the server's log has the cause"
         return Problem(500, text, None, "engine_error")
     return None

@@ -157,7 +157,12 @@ def check_model(context: Context, model: str | None) -> None:
 
 def _head(context: Context, request: Request, kind: str) -> Head:
     name = f"{kind}-{request.state.request_id}"
-    return Head(id=name, created=int(time.time()), model=context.model_name)
+    return Head(
+        id=name,
+        created=int(time.time()),
+        model=context.model_name,
+        system_fingerprint=context.engine.fingerprint,
+    )
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Head(TypedDict):
     id: str
     created: int
     model: str
+    system_fingerprint: str
 
 
 @dataclass(slots=True)

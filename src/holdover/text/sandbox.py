@@ -27,7 +27,7 @@ MAX_CHARS = 16 << 20
 """Longest text or list that a template may make, and largest number it may hand on."""
 MAX_CPU_S = 2.0
 """Processor time of one rendering."""
-_LONG_NUMBER = re.compile(r"\d{6,}")
+_WIDE = re.compile(r"\d{6,}|%[-#0 +]*\*|\{[^{}]*\{")  # in a format: a width, or one from outside
 
 
 class Generation(Extension):
@@ -87,7 +87,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Any, function: Any, /, *args: Any, **more: Any) -> Any:
         _check_numbers((*args, *more.values()))
         if getattr(function, "__name__", "") in ("format", "format_map"):
-            _check_format(getattr(function, "__self__", None))
+            # jinja2 has its own function around it
+            _check_format(getattr(getattr(function, "__wrapped__", function), "__self__", None))
         return self._check(super().call(context, function, *args, **more))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -157,8 +158,8 @@ def _check_numbers(values: Iterable[Any]) -> None:
 
 
 def _check_format(text: Any) -> None:
-    if isinstance(text, str) and _LONG_NUMBER.search(text):
-        raise SecurityError("it formats to a width of six digits or more")
+    if isinstance(text, str) and _WIDE.search(text):
+        raise SecurityError("it formats to a width that is computed or of six digits or more")
 
 
 def _raise_exception(message: str) -> None:

@@ -50,7 +50,7 @@ class ScriptedEngine:
         self.cancelled.append(request_id)
 
     def stats(self) -> EngineStats:
-        return EngineStats(0, 0, 0, 9, 30, 12, 7, 0, 0, 4096, 4096, 0, 0, 2048)
+        return EngineStats(0, 0, 0, 9, 30, 12, 7, 0, 0, 4096, 4096, 0, 0, 2048, 0)
 
     def shutdown(self, grace_s: float) -> None: ...
 

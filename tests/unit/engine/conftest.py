@@ -200,7 +200,7 @@ def serve() -> Iterator[Serve]:
     def start(
         loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
         step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
-        codec: str = "fp32",
+        codec: str = "fp32", max_waiting_requests: int = 1000,
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
@@ -219,6 +219,7 @@ def serve() -> Iterator[Serve]:
         engine = Engine(
             model=loaded.model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
             limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,
+            max_waiting_requests=max_waiting_requests,
         )  # fmt: skip
         started.append(Served(engine, manager, gate, loaded.tokenizer))
         return started[-1]

@@ -48,6 +48,17 @@ def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
     assert stats.cached_bytes > 0
     assert events[-1].finish_reason in ("length", "stop")
     assert engine.limits == planned.limits
+    assert engine.fingerprint.startswith("fp_")
+
+
+def test_the_fingerprint_follows_what_decides_an_answer(config: Config) -> None:
+    found = []
+    for changed in ({}, {}, {"kv": "bf16"}, {"dtype": "bf16"}, {"threads": 1}):
+        engine = build_engine(plan_serving(replace(config, **changed)))
+        engine.shutdown(0)
+        found.append(engine.fingerprint)
+    assert found[0] == found[1] == found[4], "the same in every start"
+    assert len({*found}) == 3
 
 
 def test_an_arena_that_the_machine_refuses_is_said_before_the_load(
@@ -98,10 +109,10 @@ def test_what_loading_freed_is_given_back() -> None:
 
 def test_a_wrong_plan_stops_the_start(config: Config) -> None:
     planned = plan_serving(config)
-    parts = replace(planned.plan.parts, workspace_bytes=planned.plan.parts.workspace_bytes - 1)
+    parts = replace(planned.plan.parts, weights_bytes=planned.plan.parts.weights_bytes - 1)
     memory_bytes = planned.plan.memory_bytes - 1
     wrong = replace(planned, plan=replace(planned.plan, parts=parts, memory_bytes=memory_bytes))
-    with pytest.raises(AssertionError, match="workspace"):
+    with pytest.raises(AssertionError, match="weights"):
         build_engine(wrong)
 
 

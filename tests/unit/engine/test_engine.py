@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdover.engine.api import Event, SamplingParams
+from holdover.engine.api import NOT_FINITE, QUEUE_FULL, Event, SamplingParams
 from holdover.errors import RequestError
 from holdover.kernels.base import AttentionBatch
 
@@ -307,6 +307,52 @@ def test_damaged_logits_end_their_own_request_only(tiny: Loaded, serve: Serve) -
     turn_two = (*tiny.tokenizer.encode(PROMPTS[1]), *expected[1].tokens[:5])
     after = served.ask(turn_two, replace(long, max_tokens=25)).answer()
     assert after.tokens == expected[1].tokens[5:], "damaged rows must not be reused"
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8"])
+def test_damaged_rows_of_an_early_chunk_are_never_reused(
+    tiny: Loaded, serve: Serve, codec: str
+) -> None:
+    """No logits are computed for it, so nobody saw that its rows are NaN."""
+    served = serve(tiny, step_tokens=16, block_tokens=4, codec=codec)
+    prompt = tuple(tiny.tokenizer.encode(PROMPTS[4]))
+    expected = served.ask(prompt, tenant="sound").answer()
+    damaged: list[bool] = []
+
+    def third_chunk(batch: AttentionBatch) -> slice | None:
+        damaged.append(batch.context_tokens[0] == 48)
+        return slice(3, 5) if damaged[-1] else None
+
+    served.gate.damage = third_chunk
+    answer = served.ask(prompt).answer()
+    served.gate.damage = lambda batch: None
+    assert answer.last is not None
+    assert (answer.reason, answer.last.error) == ("error", NOT_FINITE)
+    assert answer.tokens == []
+    assert len(damaged) == 3, "it ends with the chunk"
+    again = served.ask(prompt).answer()
+    assert again.tokens == expected.tokens
+    assert again.cached_tokens == 32, "the chunks before it are reused"
+
+
+def test_too_many_waiting_requests_are_refused(tiny: Loaded, serve: Serve) -> None:
+    served = serve(tiny, max_sequences=1, max_waiting_requests=2)
+    long = replace(GREEDY, max_tokens=400, ignore_eos=True)
+    running = served.ask(PROMPTS[0], long)
+    running.next_event()
+    waiting = [served.ask(prompt) for prompt in PROMPTS[1:3]]
+    for _ in range(2):
+        with pytest.raises(RequestError, match="2 requests wait already") as caught:
+            served.ask(PROMPTS[3])
+        assert caught.value.code == QUEUE_FULL
+    served.engine.cancel(waiting[0].request_id)
+    assert waiting[0].answer().reason == "cancelled"
+    third = served.ask(PROMPTS[3])  # there is room again
+    served.engine.cancel(running.request_id)
+    assert waiting[1].answer().reason == third.answer().reason == "length"
+    assert served.engine.stats().refused_total == 2
+    for prompt in PROMPTS:
+        assert served.ask(prompt).answer().reason == "length", "who has begun does not wait"
 
 
 def test_a_failed_first_step_lets_the_siblings_try(tiny: Loaded, serve: Serve) -> None:
