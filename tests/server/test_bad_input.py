@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -329,3 +330,58 @@ def test_a_bug_is_a_500_without_a_traceback(start: Any) -> None:
     response = server.post(TEXT, json={"model": server.model, "prompt": "x"})
     check(response, 500, None, "internal error")
     assert "ZeroDivision" not in response.text
+
+
+def test_too_many_waiting_requests(start: Any) -> None:
+    server = start(lambda prompt: b"x" * 400, step_s=0.01)
+    server.engine.most_running = 0
+    headers = {"Content-Type": "application/json"}
+    for path in (CHAT, TEXT):
+        for stream in (False, True):
+            raw = body_of(path, server, {"stream": stream})
+            response = server.post(path, content=raw, headers=headers)
+            assert response.status_code == 429
+            assert response.headers["retry-after"] == "2"
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+            assert "wait already" in error["message"]
+    with pytest.raises(openai.RateLimitError, match="wait already"):
+        server.client().completions.create(model=server.model, prompt="hi")
+    assert server.metric("holdover_refused_requests_total") == 5
+    server.engine.most_running = 1
+    assert server.post(CHAT, content=body_of(CHAT, server, {}), headers=headers).status_code == 200
+
+
+def test_values_that_are_not_finite_are_said(start: Any) -> None:
+    server = start()
+    raw = body_of(TEXT, server, {"prompt": "NaN"})
+    response = server.post(TEXT, content=raw, headers={"Content-Type": "application/json"})
+    check(response, 500, None, "not finite (NaN or infinity)")
+    assert response.json()["error"]["code"] == "not_finite"
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdover.server.run.MAX_IDLE_S", 1.0)
+    server = start(lambda prompt: b"x" * 300, step_s=0.01)
+    host, port = server.url.removeprefix("http://").split(":")
+    with (
+        socket.create_connection((host, int(port))) as slow,
+        server.client().completions.create(
+            model=server.model, prompt="x", max_tokens=300, stream=True
+        ) as stream,
+    ):
+        slow.settimeout(0.2)
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        started_s, data = time.monotonic(), b"?"
+        while data and time.monotonic() - started_s < 10:
+            try:
+                slow.sendall(b"x")
+                data = slow.recv(100)
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                data = b""
+        assert data == b"", "the connection is still open"
+        assert sum(len(c.choices[0].text) for c in stream if c.choices) == 300, "busy ones stay"

@@ -225,3 +225,16 @@ def test_a_reply_can_be_sent_back(plain: Any) -> None:
     assert chat(plain, messages=history).choices[0].finish_reason == "stop"
     history[1] = message.model_dump()
     assert chat(plain, messages=history).choices[0].finish_reason == "stop"
+
+
+def test_every_reply_names_what_it_came_from(plain: Any) -> None:
+    client = plain.client()
+    chat: dict[str, Any] = {"model": plain.model, "messages": [{"role": "user", "content": "x"}]}
+    text: dict[str, Any] = {"model": plain.model, "prompt": "x"}
+    replies = [
+        client.chat.completions.create(**chat),
+        *client.chat.completions.create(**chat, stream=True),
+        client.completions.create(**text),
+        *client.completions.create(**text, stream=True),
+    ]
+    assert {reply.system_fingerprint for reply in replies} == {"fp_scripted"}

@@ -6,6 +6,11 @@ MAX_BODY_BYTES = 4 << 20
 """Largest request body; counted while it arrives, whatever Content-Length says."""
 MAX_BODY_S = 60.0
 """Seconds a request body may take to arrive."""
+MAX_IDLE_S = 75
+"""Seconds a connection may be without a whole request head; above what clients and proxies use to
+keep one open, so that they close first."""
+SPARE_CONNECTIONS = 256
+"""Connections beside those of requests that run or wait: idle ones, health checks, scrapes."""
 MAX_ANSWERS = 128
 """Most answers of one request: prompts times `n`."""
 MAX_STOP = 16

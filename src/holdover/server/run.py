@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -23,6 +24,7 @@ from holdover.engine.api import EngineLike
 from holdover.errors import ConfigError
 from holdover.server.app import create_app
 from holdover.server.context import Drain, TokenizerLike
+from holdover.server.limits import MAX_IDLE_S, SPARE_CONNECTIONS
 
 _LAST_WORDS_S = 1.0
 """For the error message of a stream that the grace time did not let finish."""
@@ -94,8 +96,14 @@ class HoldoverServer(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=75,  # above what clients and proxies use, so they close first
+                http="h11",  # the one whose connections are understood here
+                timeout_keep_alive=MAX_IDLE_S,
                 timeout_graceful_shutdown=int(_LAST_WORDS_S),
+                # More cannot be served; each holds a socket, and the body it sends.
+                limit_concurrency=config.max_sequences
+                + config.max_waiting_requests
+                + SPARE_CONNECTIONS,
+                h11_max_incomplete_event_size=16 << 10,  # of a request's head
             )
         )
         self._drain = drain
@@ -106,6 +114,21 @@ class HoldoverServer(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
         self._engine_lock = threading.Lock()
         self._engine_stopped = False
+        self._idle_since_s: dict[object, float] = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second. Once a second, end connections that send no request.
+
+        uvicorn has a time limit between requests, but none for a head that comes byte by byte.
+        """
+        if counter % 10 == 0:
+            now_s = time.monotonic()
+            idle = [c for c in self.server_state.connections if _is_idle(c)]
+            self._idle_since_s = {c: self._idle_since_s.get(c, now_s) for c in idle}
+            for connection, since_s in self._idle_since_s.items():
+                if now_s - since_s > MAX_IDLE_S:
+                    _abort(connection)
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -157,9 +180,7 @@ class HoldoverServer(uvicorn.Server):
     def _hang_up(self) -> None:
         """Drop clients that do not read their answers, so that their handlers end by themselves."""
         for connection in list(self.server_state.connections):
-            transport = getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
+            _abort(connection)
 
     def stop_engine(self, grace_s: float) -> None:
         """Shut the engine down, once."""
@@ -167,6 +188,18 @@ class HoldoverServer(uvicorn.Server):
             if not self._engine_stopped:
                 self._engine_stopped = True
                 self._engine.shutdown(grace_s)
+
+
+def _is_idle(connection: object) -> bool:
+    """Whether no request is being answered on it."""
+    cycle = getattr(connection, "cycle", None)
+    return cycle is None or cycle.response_complete
+
+
+def _abort(connection: object) -> None:
+    transport = getattr(connection, "transport", None)
+    if transport is not None:
+        transport.abort()
 
 
 def _url(listener: socket.socket) -> str:
