@@ -25,25 +25,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+from holdover.geometry._installed import IRRELEVANT, RELEVANT, is_relevant
+
 TABLE = Path(__file__).parent.parent / "src/holdover/geometry/_defaults.json"
 
-# Names that can change what a model remembers, or how many parameters it has.
-_RELEVANT = re.compile(
-    r"head|layer|window|kv|d_k|rank|conv|state|mamba|ssm|lru|linear|index|compress|chunk|pattern"
-    r"|period|offset|block|position|n_ctx|seq_len|context|expert|vocab|intermediate|hidden_size"
-    r"|hidden_dim|inner|latent|dim$|d_model|d_ff|ffn|n_embd|tie_|is_decoder|is_encoder_decoder"
-    r"|expand|width|group|share|cross|multi_query|interval|freq|mtp|attn_type|attention_type"
-    r"|attention_chunk|dt_rank|use_mamba|use_cache|query_tokens|image_size|patch_size|source_pos"
-    r"|use_sliding|attention_k_eq_v|mlp_only|sparse|moe|glu|is_gated|feed_forward_proj|qkv_bias"
-    r"|attention_bias|mlp_bias|use_bias|use_dsa|dtype|new_decoder|alibi|full_attn|parallel_attn"
-    r"|first_k|loop|_cycles|prompt_length|cca_time|mem_len|hc_count|ngram_size|dff$|dim_ff|emb_dim|_dim_factor|proj_factor|local_attention"
-)
-_IRRELEVANT = re.compile(
-    r"dropout|drop|loss|coef|_std$|eps|epsilon|token_id|token_index|theta|jitter|_act$|activation"
-    r"|hidden_states|attn_implementation|label|initializ|init_|return_dict|chunk_size_feed_forward"
-    r"|^dtype$|use_cache|mask_|_kernels$|deepstack|image_grid|vision_feature|projector|tdnn|xvector"
-    r"|aux_loss|router_z|feature_layer|scale_embedding|summary|layer_norm|layernorm"
-)
 # Values that a class takes from the file without declaring them: kwargs.pop("name", value).
 _UNDECLARED = re.compile(
     r"window|pattern|every_n|interval|head_dim|global_|first_k|freq|offset|nextn|num_hash"
@@ -89,7 +76,7 @@ def table_text(table: Mapping[str, Any]) -> str:
 
 def _entry(config_class: type, wanted: Mapping[str, type]) -> dict[str, Any]:
     declared = {**dict(_undeclared(config_class)), **dict(_declared(config_class))}
-    values = {name: value for name, value in declared.items() if _is_relevant(name, value)}
+    values = {name: value for name, value in declared.items() if is_relevant(name, value)}
     parts = {
         key: {"model_type": part["model_type"], **part["values"]}
         for key, part in _parts_of(config_class).items()
@@ -98,21 +85,11 @@ def _entry(config_class: type, wanted: Mapping[str, type]) -> dict[str, Any]:
     aliases = {
         common: own
         for common, own in getattr(config_class, "attribute_map", {}).items()
-        if (own in values or _RELEVANT.search(common)) and not _IRRELEVANT.search(common)
+        if (own in values or RELEVANT.search(common)) and not IRRELEVANT.search(common)
     }
     derived = sorted(_derived(config_class, values))
     entry = {"values": values, "aliases": aliases, "parts": parts, "derived": derived}
     return {name: part for name, part in entry.items() if part}
-
-
-def _is_relevant(name: str, value: object) -> bool:
-    if not _RELEVANT.search(name) or _IRRELEVANT.search(name) or name.endswith("_config"):
-        return False
-    if isinstance(value, float):
-        return re.search("expand|ratio|_dim_factor|proj_factor", name) is not None
-    if isinstance(value, (list, tuple)):
-        return all(isinstance(item, (int, str)) for item in value)
-    return value is None or isinstance(value, (int, str))
 
 
 def _declared(config_class: type) -> Iterator[tuple[str, Any]]:
@@ -148,7 +125,7 @@ def _parts_of(config_class: type) -> dict[str, dict[str, Any]]:
         key: {
             "model_type": spec.model_type,
             "class": spec.config_class,
-            "values": {k: v for k, v in spec.init_kwargs.items() if _is_relevant(k, v)},
+            "values": {k: v for k, v in spec.init_kwargs.items() if is_relevant(k, v)},
         }
         for key, spec in sorted(specs.items())
         if not re.match(r"vision|image|backbone", key)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import names
-from holdover.geometry.sizing.audit import refuse_declared, refuse_unread
+from holdover.geometry.sizing.audit import refuse_declared, refuse_unknown, refuse_unread
 from holdover.geometry.sizing.base import ModelMemory
 from holdover.geometry.sizing.encoder_decoder import (
     cross_memories,
@@ -39,6 +39,7 @@ def read(
 
 def model_memory(reader: Reader, config: Mapping[str, Any], mtp: bool) -> ModelMemory:
     """What `reader`'s text model remembers; `config` is the whole file."""
+    refuse_unknown(reader)
     if is_encoder_decoder(reader):
         decoder = decoder_part(reader)
         if decoder is None:

@@ -2,7 +2,8 @@
 
 A key that a mechanism or a pattern asked for is understood. Any other key that has a value and
 whose name is of caches, windows, states or layer kinds must be in the list of names that are
-known to change nothing that is kept, or the config is refused.
+known to change nothing that is kept, or the config is refused. Of a type that nobody knows only
+plain attention is taken at its fields' word: whatever else is there is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from holdover.geometry.sizing import names
 from holdover.geometry.sizing.reader import Reader
 
 _SMELLS = re.compile(
@@ -35,11 +37,23 @@ _HARMLESS = re.compile(
     r"attn_implementation|share_(q|encoder|decoder)|tie_|layer_period|expert_layer|"
     r"hidden_size_per_layer|vocab_size_per_layer|per_layer_input|share_embeddings|"
     r"linear_lower_bound|use_cla$|cla_share_factor|index_block_size|index_local|"
-    r"^(bf16|fp16|fp32)$|summary|image|vision|audio|video|projector|swa_rope|chunk_size$|"
+    r"^(bf16|fp16|fp32)$|summary|image|vision|audio|video|projector|swa_rope|(?<!attention_)chunk_size$|"
     r"attn_logit|qkv|num_mem_blocks|^hc_|index_share_for_mtp|multi_query|pruned_heads|is_decoder|add_cross_attention|cross_attention_hidden|"
     r"kv_cache_dtype|cache_dtype|kv_cache_quant|time_step|scale|no_rope|qk_|state_dict|"
     r"use_shared_attention_adapter|max_inference_chunksize|chunkwise|inference_state_dtype|"
     r"return_last_states|sequence_kernel|attention_other_setting_none|head_dim_none"
+)
+# Means plain attention whatever the type.
+_PLAIN = frozenset(
+    (*names.LAYERS, *names.HIDDEN, *names.QUERY_HEADS, *names.KV_HEADS, *names.HEAD_DIM,
+     *names.CONTEXT)
+)  # fmt: skip
+_PLAIN_KINDS = frozenset(("full", "sliding"))
+# Harmless in the types that are known to have it, and a sign of something else in others.
+_SIGNS = re.compile(
+    r"mamba|ssm|linear_(?!scal|bias)|conv_(?!bias)|conv1d|num_hash|^index|indexer|compress_|lora_rank|"
+    r"qk_(nope|rope)|recur|lru|delta|time_mix|token_shift|share_for|per_layer_(input|config)|"
+    r"attn_layer|v_head_dim|shared_attention|no_rope|nope|temperature_tuning|interleave|is_encoder_decoder|add_cross|block_configs"
 )
 # Looks like it elsewhere, but not in these types: masks, encoders, what is computed and not kept.
 _HARMLESS_IN = {
@@ -80,6 +94,35 @@ _HARMLESS_IN = {
 _OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 
 
+def refuse_unknown(reader: Reader) -> None:
+    """Refuses the first field of an unknown type that says more than plain attention."""
+    if reader.known:
+        return
+    for source in (reader.values, reader.defaults):
+        for name, value in source.items():
+            if name in reader.assume or name in _PLAIN or _is_plain_pattern(reader, name):
+                continue
+            if _matters(name, value) or (_SIGNS.search(name) and not _is_off(value)):
+                raise reader.wrong(
+                    name,
+                    f"is {value!r:.60}, and what it means for {reader.model_type or 'this model'}"
+                    ", a type that is not known, is not known either. Say what it works like with "
+                    f"--assume model_type=TYPE, or --assume {name}=VALUE to read it as elsewhere",
+                )
+
+
+def _is_plain_pattern(reader: Reader, name: str) -> bool:
+    """A list of full and sliding layers is what it says, and so is the window beside it."""
+    if name in names.WINDOW and reader.values.get("use_sliding_window") is False:
+        return True
+    if name != "layer_types" and name not in names.WINDOW:
+        return False
+    called = reader.values.get("layer_types") or reader.defaults.get("layer_types")
+    return isinstance(called, list | tuple) and all(
+        isinstance(one, str) and names.KINDS.get(one) in _PLAIN_KINDS for one in called
+    )
+
+
 def refuse_unread(reader: Reader) -> None:
     """Refuses the first key of the text model that was not understood."""
     for name, value in reader.values.items():
@@ -106,8 +149,12 @@ def refuse_declared(reader: Reader) -> None:
             )
 
 
+def _is_off(value: Any) -> bool:
+    return any(value is off or (type(value) is type(off) and value == off) for off in _OFF)
+
+
 def _matters(name: str, value: Any) -> bool:
-    if any(value is off or (type(value) is type(off) and value == off) for off in _OFF):
+    if _is_off(value):
         return False
     if isinstance(value, Mapping) and not _SMELLS.search(name):
         return False

@@ -88,7 +88,7 @@ def slides(reader: Reader) -> bool:
     window = reader.get(*names.WINDOW)
     silent = not any(name in reader.values for name in names.WINDOW)
     if window is None and silent and "sliding_window" in reader.defaults:
-        reader.note("sliding_window", "none", f"class default of {reader.model_type}")
+        reader.note("sliding_window", "none", reader.defaults_source)
     return window is not None
 
 

@@ -32,9 +32,15 @@ class Reader:
     derived: frozenset[str] = frozenset()  # defaults that the class works out by a rule
     aliases: Mapping[str, str] = field(default_factory=dict)  # common name -> the class's own
     whole: Mapping[str, Any] = field(default_factory=dict)  # the config that this is the text of
-    known: bool = True  # whether there are class defaults, or code that is known to state all
+    known: bool = True  # whether the mechanisms here are known to be those of the type
+    installed: str | None = None  # the transformers that the defaults are from, if not the table
     assumptions: list[Assumption] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+
+    @property
+    def defaults_source(self) -> str:
+        where = "" if self.installed is None else f" in transformers {self.installed}"
+        return f"class default of {self.model_type}{where}"
 
     def get(self, *names: str) -> Any:
         """The value under the first of these names that has one, else None."""
@@ -54,7 +60,7 @@ class Reader:
             if self.defaults.get(name) is not None:
                 value = self.defaults[name]
                 if value is not False:
-                    self.note(name, value, f"class default of {self.model_type}")
+                    self.note(name, value, self.defaults_source)
                 return value
         return None
 

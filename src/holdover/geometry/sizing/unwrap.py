@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdover.errors import ConfigError
-from holdover.geometry._defaults import class_defaults, defaults_version
+from holdover.geometry._defaults import class_defaults
 from holdover.geometry.sizing.names import HIDDEN, LAYERS, QUERY_HEADS, REMOTE_TYPES, TEXT_PARTS
 from holdover.geometry.sizing.reader import Reader
 
@@ -27,6 +27,10 @@ def text_reader(config: Mapping[str, Any], assume: Mapping[str, str]) -> Reader:
         values, where = {**beside, **part}, f"{where}{name}."
     if not where or (model_type and model_type == config.get("model_type")):
         model_type = _text_type(model_type, values)
+    if (said := assume.get("model_type")) is not None:
+        reader = _reader(values, where, said, config, assume)
+        reader.note("model_type", said, "--assume")
+        return reader
     return _reader(values, where, model_type, config, assume)
 
 
@@ -39,13 +43,29 @@ def _reader(
     if table is None and model_type in REMOTE_TYPES:
         known_as = REMOTE_TYPES[model_type] or model_type
         table = class_defaults(known_as) if REMOTE_TYPES[model_type] else None
+    if table is None and model_type in REMOTE_TYPES:
+        return Reader(values, {}, known_as, assume, where, whole=whole)
     if table is None:
-        return Reader(
-            values, {}, known_as, assume, where, whole=whole, known=model_type in REMOTE_TYPES
-        )
+        return _unknown_reader(values, where, model_type, whole, assume)
     return Reader(
         values, table.values, known_as, assume, where, table.derived, table.aliases, whole
     )
+
+
+def _unknown_reader(
+    values: Mapping[str, Any], where: str, model_type: str, whole: Mapping[str, Any],
+    assume: Mapping[str, str],
+) -> Reader:  # fmt: skip
+    """A type that only a newer transformers knows, or nobody: see `audit.refuse_unknown`."""
+    from holdover.geometry._installed import installed_defaults, installed_version
+
+    found = installed_defaults(model_type, values, where) if model_type else None
+    if found is None:
+        return Reader(values, {}, model_type, assume, where, whole=whole, known=False)
+    return Reader(
+        values, found.values, model_type, assume, where, aliases=found.aliases, whole=whole,
+        known=False, installed=installed_version(),
+    )  # fmt: skip
 
 
 def decoder_part(reader: Reader) -> Reader | None:
@@ -91,7 +111,3 @@ def _text_type(model_type: str, values: Mapping[str, Any]) -> str:
     part = _parts(model_type).get("text_config")
     stated = any(name in values for name in (*LAYERS, *QUERY_HEADS, *HIDDEN))
     return str(part["model_type"]) if part is not None and stated else model_type
-
-
-def default_source(model_type: str) -> str:
-    return f"class default of {model_type} (transformers {defaults_version()})"
