@@ -10,7 +10,6 @@ such a file's name or the few published config values themselves. What is writte
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -18,10 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+import generated
 
 from holdover.geometry.sizing import read_memory
 from holdover.geometry.sizing.catalogue import pack_memory
+from holdover.geometry.sizing.weights import ModelWeights, count_weights, form_of
 
 MODELS = Path(__file__).with_name("catalogue_models.tsv")
 TABLE = Path(__file__).parent.parent / "src/holdover/geometry/sizing/catalogue.json"
@@ -50,46 +53,65 @@ def _entry(row: Mapping[str, str], folder: Path) -> dict[str, Any]:
     source = row["source"]
     config = json.loads(source if source[0] == "{" else (folder / f"{source}.json").read_text())
     memory, mtp = read_memory(config), read_memory(config, mtp=True)
-    counts = int(row["parameters"]), int(row["active"])
-    _compare(row["name"], counts[0], memory.parameters)
-    aliases = [alias.strip() for alias in row["aliases"].split(";") if alias.strip()]
+    counted = count_weights(_with_fields(config, row["fields"]))
+    count = int(row["parameters"])
     entry = {
         "repository": row["repository"],
-        "aliases": aliases,
-        "parameters": counts,
-        "weights_format": _weights_format(config),
-        "checkpoint_bytes": int(row["checkpoint_bytes"] or 0),
+        "aliases": [alias.strip() for alias in row["aliases"].split(";") if alias.strip()],
+        "parameters": [count, _active(row, counted)],
+        **_weights(row, config, memory.stored_dtype, counted),
         **pack_memory(memory, mtp),
         "provenance": row["provenance"],
     }
     return {name: value for name, value in entry.items() if value not in (None, [], 0)}
 
 
-def _weights_format(config: Mapping[str, Any]) -> str | None:
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    return method if method in ("fp8", "mxfp4") else None
+def _with_fields(config: Mapping[str, Any], fields: str) -> dict[str, Any]:
+    """The config with further fields in its text part."""
+    more = json.loads(fields or "{}")
+    if "text_config" in config:
+        return {**config, "text_config": {**config["text_config"], **more}}
+    return {**config, **more}
 
 
-def _compare(name: str, count: int, formula: Any) -> None:
-    if formula is not None and abs(formula.count - count) > 0.02 * count:
-        print(f"{name}: {count} parameters, but {formula.count} by the formula", file=sys.stderr)
+def _active(row: Mapping[str, str], counted: ModelWeights | None) -> int:
+    """What one token's step reads, by the formula."""
+    count = int(row["parameters"])
+    if counted is None:
+        print(f"{row['name']}: no formula for what a token reads", file=sys.stderr)
+        return int(row["active"])
+    formula = counted.parameters
+    if abs(formula.count - count) > 0.02 * count:
+        print(f"{row['name']}: {count}, but {formula.count} by the formula", file=sys.stderr)
+    return min(count, formula.active)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="config files named organisation__model.json")
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    options = parser.parse_args()
-    table = make_table(options.folder)
-    text = table_text(table)
-    if options.check:
-        same = TABLE.exists() and TABLE.read_text() == text
-        print("up to date" if same else f"{TABLE.name} differs: run tools/make_catalogue.py")
-        return 0 if same else 1
-    TABLE.write_text(text)
-    print(f"{TABLE}: {len(text)} bytes, {len(table)} models")
-    return 0
+def _weights(
+    row: Mapping[str, str],
+    config: Mapping[str, Any],
+    dtype: str | None,
+    counted: ModelWeights | None,
+) -> dict[str, Any]:
+    """Bytes of published weights that are not in 16 bits: all, and those a token reads."""
+    if row["quantization"]:
+        said = row["quantization"]
+        config = {"quantization_config": None if said == "none" else json.loads(said)}
+    form = form_of(config, dtype)
+    if form is None or not form.is_quantised or counted is None:
+        return {}
+    n_bytes, active_bytes = form.n_bytes(counted)
+    return {
+        "weights_format": form.name,
+        "weights_parts": form.text(counted),
+        "checkpoint_bytes": int(row["checkpoint_bytes"] or n_bytes),
+        "active_bytes": active_bytes,
+    }
+
+
+def _text_of(folder: Path) -> str:
+    return table_text(make_table(folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    what = "config files named organisation__model.json"
+    sys.exit(generated.main(Path(__file__).name, __doc__.splitlines()[0], TABLE, _text_of, what))

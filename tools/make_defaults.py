@@ -10,7 +10,6 @@ Needs no network and no weights. The same transformers gives the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import inspect
@@ -25,7 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+import generated
 
 from holdover.geometry._installed import IRRELEVANT, RELEVANT, is_relevant
 
@@ -164,19 +166,10 @@ def _derived(config_class: type, values: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    options = parser.parse_args()
-    text = table_text(make_table())
-    if options.check:
-        same = TABLE.exists() and TABLE.read_text() == text
-        print("up to date" if same else f"{TABLE.name} differs: run tools/make_defaults.py")
-        return 0 if same else 1
-    TABLE.write_text(text)
-    print(f"{TABLE}: {len(text)} bytes, {text.count(chr(10)) - 2} model types")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        generated.main(
+            Path(__file__).name, __doc__.splitlines()[0], TABLE,
+            lambda _: table_text(make_table()), None,
+        )
+    )  # fmt: skip

@@ -3,7 +3,8 @@
     python tools/make_golden.py FOLDER
 
 FOLDER holds `configs/*.json` and `truth.tsv` (reference bytes per config, made independently of
-this project). Of each complete config only the fields that sizing asked for are kept.
+this project). Of each complete config only the fields that sizing asked for are kept. `parameters`
+is the count on transformers' own class, on the meta device, where it has one.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meta_count import count_on_meta
+
 from holdover.geometry.sizing._read import model_memory
 from holdover.geometry.sizing.names import TEXT_PARTS
 from holdover.geometry.sizing.unwrap import text_reader
+from holdover.geometry.sizing.weights.towers import FIELDS as TOWER_FIELDS
+from holdover.geometry.sizing.weights.whole import weights_of
 
 TABLE = Path(__file__).parent.parent / "tests/golden/models.json"
 
-_ALWAYS = ("model_type", "architectures")
+_ALWAYS = ("model_type", "architectures", "tie_word_embeddings")
 # vision_config fields that give the number of an image's tokens.
 _IMAGE = ("max_num_tiles", "image_size", "patch_size")
 
@@ -59,6 +64,7 @@ def _entry(row: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
         "attention_mib_131072": float(row["kv_mib_131072"]),
     }
     expected |= _CORRECTED.get(name, {})
+    expected["parameters"] = count_on_meta(config)
     return {"model": name, "expected": expected, "config": relevant_fields(config)}
 
 
@@ -66,10 +72,11 @@ def relevant_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config that sizing asked for, at the same places."""
     reader = text_reader(config, {})
     model_memory(reader, config, mtp=False)
+    weights_of(reader, config)
     kept = _kept(config, reader.used, "")
     vision = config.get("vision_config")
-    if isinstance(vision, Mapping) and config.get("model_type") == "mllama":
-        kept["vision_config"] = {k: vision[k] for k in _IMAGE if k in vision}
+    if isinstance(vision, Mapping):
+        kept["vision_config"] = {k: vision[k] for k in (*_IMAGE, *TOWER_FIELDS) if k in vision}
     return kept
 
 

@@ -15,10 +15,11 @@ from holdover.geometry.sizing.encoder_decoder import (
     decoder_memories,
     is_encoder_decoder,
 )
+from holdover.geometry.sizing.layer_lists import layer_count
 from holdover.geometry.sizing.loops import passes
 from holdover.geometry.sizing.mechanisms.base import Layer, mechanisms, stores_of
 from holdover.geometry.sizing.mtp import mtp_layers
-from holdover.geometry.sizing.patterns import layer_count, read_kinds
+from holdover.geometry.sizing.patterns import read_kinds
 from holdover.geometry.sizing.reader import Reader
 from holdover.geometry.sizing.sharing import storing_layers
 from holdover.geometry.sizing.unwrap import decoder_part, text_reader

@@ -34,7 +34,8 @@ _ENDINGS = re.compile(r"-(instruct|it|pt|chat|hf|base|gguf|fp8|nvfp4|bf16|awq|gp
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """`weights_format` and `checkpoint_bytes` are set where the published weights are not 16 bit.
+    """What is None where the published weights are in 16 bits: the type that most are in, which
+    parts are in which type, all bytes, and those that one token's step reads.
 
     `provenance` says where the config and the parameter count are from.
     """
@@ -43,7 +44,9 @@ class CatalogueModel:
     repository: str
     memory: ModelMemory
     weights_format: str | None
+    weights_parts: str | None
     checkpoint_bytes: int | None
+    active_bytes: int | None
     provenance: str
 
 
@@ -67,7 +70,9 @@ def find_model(name: str, *, mtp: bool = False) -> CatalogueModel:
         entry["repository"],
         _memory(entry, mtp),
         entry.get("weights_format"),
+        entry.get("weights_parts"),
         entry.get("checkpoint_bytes"),
+        entry.get("active_bytes"),
         entry["provenance"],
     )
 

@@ -34,6 +34,14 @@ def attention_planes_of(reader: Reader, layer: Layer, sliding: bool) -> tuple[Pl
     return (Plane("k", kv_heads, head_dim), Plane("v", kv_heads, value_dim))
 
 
+def query_heads_of(reader: Reader, layer: Layer, sliding: bool) -> int:
+    part = reader.beneath(_own_fields(reader, layer, sliding))
+    heads = _number(part, layer, names.QUERY_HEADS, sliding)
+    if heads is None:
+        raise reader.missing(*names.QUERY_HEADS)
+    return heads
+
+
 def _own_fields(reader: Reader, layer: Layer, sliding: bool) -> Mapping[str, Any]:
     """Fields of this layer or of its kind, under the common names."""
     return {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdover.geometry.sizing.layer_lists import kind_of
 from holdover.geometry.sizing.mechanisms.base import Layer
-from holdover.geometry.sizing.patterns import kind_of
 from holdover.geometry.sizing.reader import Reader
 
 _COUNTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdover.geometry.sizing.patterns import listed
+from holdover.geometry.sizing.layer_lists import listed
 from holdover.geometry.sizing.reader import Reader
 
 

@@ -24,6 +24,7 @@ from holdover.plan.sizing.source import Source, find_source
 from holdover.plan.sizing.weights import Weights, weights_of
 
 if TYPE_CHECKING:
+    from holdover.geometry.sizing.weights import ModelWeights
     from holdover.plan.engines.base import Option, Reservation
     from holdover.plan.sizing.goal import Goal, GoalAnswer
     from holdover.plan.sizing.lengths import LengthsAnswer
@@ -117,14 +118,16 @@ def _facts(
     facts = source.read(assume, question.mtp)
     parameters = facts.parameters
     own: tuple[Assumption, ...] = ()
+    counted: ModelWeights | None = None
     if count is not None:
         parameters = Parameters(n := whole_number(count, "parameters"), n, "file")
         own = (Assumption("parameters", count, "--assume"),)
     elif parameters is None and source.config and source.stored is None:
-        parameters, own = _counted(source.config, assume)
+        counted, own = _counted(source.config, assume)
+        parameters = None if counted is None else counted.parameters
     weights, of_weights = weights_of(
         source.stored, parameters, source.config, source.weights_dtype or facts.stored_dtype,
-        question.weights,
+        question.weights, counted,
     )  # fmt: skip
     return facts, weights, (*facts.assumptions, *of_weights, *own)
 
@@ -257,17 +260,16 @@ def _goal(goal: Goal, question: Question, scenario: Scenario | None) -> GoalAnsw
 
 def _counted(
     config: Mapping[str, Any], assume: Mapping[str, str]
-) -> tuple[Parameters | None, tuple[Assumption, ...]]:
+) -> tuple[ModelWeights | None, tuple[Assumption, ...]]:
     """By the formula, and what has to be said about that."""
-    from holdover.plan.sizing.counting import count_parameters
+    from holdover.geometry.sizing.weights import count_weights
 
-    found = count_parameters(config, assume)
+    found = count_weights(config, assume)
     if found is None:
         return None, ()
-    beside = [part for part in ("vision_config", "audio_config") if part in config]
-    without = f", without those of {' and '.join(beside)}" if beside else ""
+    without = f", without those of {' and '.join(found.missing)}" if found.missing else ""
     source = f"counted from the matrices that the config describes{without}"
-    return found, (Assumption("parameters", f"{found.count:,}", source),)
+    return found, (Assumption("parameters", f"{found.parameters.count:,}", source),)
 
 
 def whole_number(text: str, field: str) -> int:

@@ -133,7 +133,10 @@ def _from_catalogue(model: str) -> Source:
     stored = None
     if found.checkpoint_bytes is not None:
         kind = found.weights_format or "as published"
-        stored = StoredWeights(found.checkpoint_bytes, None, kind, "published checkpoint")
+        stored = StoredWeights(
+            found.checkpoint_bytes, None, kind, "published checkpoint", found.active_bytes,
+            found.weights_parts,
+        )  # fmt: skip
     read = partial(_catalogued, model)
     return Source(found.name, "catalogue", {}, stored, read, found.weights_format)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Assumption, Parameters
 from holdover.units import parse_bytes
+
+if TYPE_CHECKING:
+    from holdover.geometry.sizing.weights import ModelWeights
 
 # Bits of one parameter; below 8 bit with the scales that usually go with it.
 BITS: dict[str, Fraction] = {
@@ -22,10 +25,6 @@ BITS: dict[str, Fraction] = {
     "q5_1": Fraction(6), "q5_0": Fraction(11, 2), "q5_k": Fraction(11, 2), "q4_1": Fraction(5),
     "q4_0": Fraction(9, 2), "q4_k": Fraction(9, 2), "nvfp4": Fraction(9, 2),
     "mxfp4": Fraction(17, 4), "int4": Fraction(17, 4),
-}  # fmt: skip
-_STORED = {
-    "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-    "float8_e4m3fn": "fp8",
 }  # fmt: skip
 
 
@@ -42,12 +41,18 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Weights in files: their bytes, and the number of elements where the headers were read."""
+    """Weights in files: their bytes, and the number of elements where the headers were read.
+
+    `active_bytes` is None where it is the same share of all bytes as of all parameters; `parts`
+    says which are in which type, where that is known and they are not in one.
+    """
 
     n_bytes: int
     parameters: int | None
     dtype: str
     source: str
+    active_bytes: int | None = None
+    parts: str | None = None
 
 
 def weights_of(
@@ -56,6 +61,7 @@ def weights_of(
     config: Mapping[str, Any],
     stored_dtype: str | None,
     asked: str | None,
+    counted: ModelWeights | None = None,
 ) -> tuple[Weights | None, tuple[Assumption, ...]]:
     """The weights, with what had to be assumed; None where nothing says how many there are, or in
     a type that is not known: the cache can be sized all the same."""
@@ -63,15 +69,22 @@ def weights_of(
         return _sized(parse_weights(asked), parameters), ()
     if asked is None and stored is not None:
         share = _active_share(parameters)
-        active = None if share is None else int(stored.n_bytes * share)
+        active = stored.active_bytes
+        if active is None and share is not None:
+            active = int(stored.n_bytes * share)
         count = stored.parameters or (parameters.count if parameters else None)
-        return Weights(stored.n_bytes, stored.dtype, stored.source, count, active), ()
+        found = Weights(stored.n_bytes, stored.dtype, stored.source, count, active)
+        if stored.parts is None:
+            return found, ()
+        return found, (Assumption("weights dtype", stored.parts, "as published"),)
     if parameters is None and stored is not None and stored.parameters is not None:
         parameters = Parameters(stored.parameters, stored.parameters, "file")
     if parameters is None:
         return None, ()
     if asked is not None:
         return in_dtype(parameters, asked.lower(), "--weights"), ()
+    if counted is not None:
+        return _as_published(counted, config, stored_dtype)
     stated = _stated_dtype(config, stored_dtype)
     if stated is None:
         return None, ()
@@ -126,39 +139,35 @@ def _active_share(parameters: Parameters | None) -> Fraction | None:
     return None if parameters is None else Fraction(parameters.active, parameters.count)
 
 
+def _as_published(
+    counted: ModelWeights, config: Mapping[str, Any], stored_dtype: str | None
+) -> tuple[Weights | None, tuple[Assumption, ...]]:
+    """Each matrix in the type in which the config says that it is stored."""
+    from holdover.geometry.sizing.weights import form_of
+
+    form = form_of(config, stored_dtype)
+    if form is None:
+        return None, ()
+    n_bytes, active_bytes = form.n_bytes(counted)
+    parameters = counted.parameters
+    source = f"parameters ({parameters.source}) x {form.name}"
+    weights = Weights(n_bytes, form.name, source, parameters.count, active_bytes)
+    if form.is_quantised:
+        return weights, (Assumption("weights dtype", form.text(counted), "quantization_config"),)
+    if stored_dtype is None:
+        return weights, (Assumption("weights dtype", form.name, "the file does not say it"),)
+    return weights, ()
+
+
 def _stated_dtype(config: Mapping[str, Any], stored: str | None) -> tuple[str, str | None] | None:
     """(type, why it had to be assumed); None where what is stated is not known."""
-    found = config.get("quantization_config")
-    if not isinstance(found, Mapping):
-        text = config.get("text_config")
-        found = text.get("quantization_config") if isinstance(text, Mapping) else None
-    if isinstance(found, Mapping):
-        quantised = _quantisation(found)
-        if quantised is None:
-            return None
-        return quantised, "quantization_config, taken for all weights"
-    if stored is None:
-        return "bf16", "the file does not say it"
-    known = stored if stored in BITS else _STORED.get(stored)
-    return None if known is None else (known, None)
+    if stored in BITS:
+        return stored, None
+    from holdover.geometry.sizing.weights import form_of
 
-
-def _quantisation(found: Mapping[str, Any]) -> str | None:
-    words = f"{found.get('quant_method')} {found.get('quant_algo')} {found.get('format')}".lower()
-    for word in ("nvfp4", "mxfp4", "fp8"):
-        if word in words:
-            return word
-    bits = found.get("bits", found.get("w_bit"))
-    if bits is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
-        bits = 4 if found.get("load_in_4bit") else 8
-    if bits is None:
-        bits = _group_bits(found.get("config_groups"))
-    return {4: "int4", 8: "int8"}.get(bits) if isinstance(bits, int) else None
-
-
-def _group_bits(groups: Any) -> Any:
-    if isinstance(groups, Mapping) and groups:
-        first = next(iter(groups.values()))
-        weights = first.get("weights") if isinstance(first, Mapping) else None
-        return weights.get("num_bits") if isinstance(weights, Mapping) else None
-    return None
+    form = form_of(config, stored)
+    if form is None or form.name not in BITS:
+        return None
+    if form.is_quantised:
+        return form.name, "quantization_config, taken for all weights"
+    return form.name, None if stored is not None else "the file does not say it"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdover.geometry.sizing import names
+from holdover.geometry.sizing.layer_lists import listed
 from holdover.geometry.sizing.mechanisms.base import Layer, exact
-from holdover.geometry.sizing.patterns import listed
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.layers import attention_planes
 from holdover.spec.memory import Kind, MemorySpec

@@ -14,8 +14,8 @@ RANK = 0
 
 _HEADS = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
 _HEAD_DIM = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
-_STATE = ("mamba_d_state", "ssm_state_size", "state_size")
-_GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
+STATE = ("mamba_d_state", "ssm_state_size", "state_size")
+GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
 _KERNEL = ("mamba_d_conv", "conv_kernel")
 _EXPAND = ("mamba_expand", "expand")
 
@@ -27,9 +27,9 @@ def claims(reader: Reader, layer: Layer) -> bool:
 
 
 def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
-    heads, head_dim = _heads(reader)
-    size = reader.integer(*_STATE)
-    channels = heads * head_dim + 2 * reader.integer(*_GROUPS) * size
+    heads, head_dim = heads_of(reader)
+    size = reader.integer(*STATE)
+    channels = heads * head_dim + 2 * reader.integer(*GROUPS) * size
     kernel = reader.integer(*_KERNEL, minimum=2)
     dtype = stated_dtype(reader, "mamba_ssm_cache_dtype", "mamba_ssm_dtype")
     return (
@@ -38,7 +38,7 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
     )
 
 
-def _heads(reader: Reader) -> tuple[int, int]:
+def heads_of(reader: Reader) -> tuple[int, int]:
     heads_names = (*_HEADS, "num_heads") if reader.model_type == "mamba2" else _HEADS
     dim_names = (*_HEAD_DIM, "head_dim") if reader.model_type == "mamba2" else _HEAD_DIM
     if reader.model_type == "zamba2":

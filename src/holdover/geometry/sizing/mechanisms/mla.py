@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from holdover.geometry.sizing import names
 from holdover.geometry.sizing.heads import layer_setting
+from holdover.geometry.sizing.layer_lists import listed
 from holdover.geometry.sizing.mechanisms.attention import residency_of
 from holdover.geometry.sizing.mechanisms.base import Layer, index_keys
-from holdover.geometry.sizing.patterns import listed
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.layers import Plane
 from holdover.spec.memory import Kind, MemorySpec, Sharding

@@ -6,9 +6,9 @@ What they add passes a dilated convolution, whose last inputs are kept. Layer id
 from __future__ import annotations
 
 from holdover.geometry.sizing import names
+from holdover.geometry.sizing.layer_lists import layer_numbers
 from holdover.geometry.sizing.mechanisms import gated_delta
 from holdover.geometry.sizing.mechanisms.base import Layer, state
-from holdover.geometry.sizing.patterns import layer_numbers
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.memory import MemorySpec
 
