@@ -17,6 +17,7 @@ import pytest
 from holdover.codecs.base import uniform
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import ModelMemory, read_memory
+from holdover.geometry.sizing.weights import count_weights, form_of
 from holdover.spec.memory import bytes_by_kind
 
 MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text())
@@ -96,6 +97,81 @@ def test_a_field_with_an_impossible_value_is_refused(model: dict[str, Any]) -> N
         for wrong in _impossible(value):
             memory = sized(replaced(config, path, wrong))
             assert memory is None or totals(memory) == whole, f"{path} = {wrong!r:.60}"
+
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+GEMMA = {
+    "model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 12},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({}, "num_hidden_layers"),
+        (LLAMA | {"model_type": 5}, "model_type"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        (LLAMA | {"num_key_value_heads": 7}, "num_key_value_heads"),
+        (LLAMA | {"num_key_value_heads": [8] * 31}, "num_key_value_heads"),
+        (LLAMA | {"head_dim": 10**12}, "head_dim"),
+        (LLAMA | {"hidden_size": 4097}, "num_attention_heads"),
+        (LLAMA | {"layer_types": ["full_attention"] * 31}, "layer_types"),
+        (LLAMA | {"layer_types": ["full_attention"] * 64}, "layer_types"),
+        (LLAMA | {"layer_types": {"0": "full_attention"}}, "layer_types"),
+        (LLAMA | {"attention_chunk_size": 8192}, "attention_chunk_size"),
+        (LLAMA | {"max_position_embeddings": float("nan")}, "max_position_embeddings"),
+        (LLAMA | {"n_layer": 16}, "num_hidden_layers"),
+        (LLAMA | {"per_layer_config": {"a": {}}}, "per_layer_config"),
+        (GEMMA | {"text_config": []}, "text_config"),
+        (GEMMA | {"llm_config": {"model_type": "llama"}}, "text_config"),
+    ],
+)  # fmt: skip
+def test_an_odd_config_is_refused_by_the_field(config: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_memory(config)
+    assert caught.value.field == field
+
+
+def test_an_mtp_layer_may_have_an_entry_too() -> None:
+    kinds = {"layer_types": ["full_attention"] * 33, "num_nextn_predict_layers": 1}
+    assert read_memory(LLAMA | kinds).memories == read_memory(LLAMA).memories
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"vocab_size": "128k"}, {"vocab_size": -4}, {"intermediate_size": "x"},
+        {"intermediate_size": [1, 2]}, {"tie_word_embeddings": "yes"},
+        {"num_experts": "8"}, {"num_experts": 8, "num_experts_per_tok": -4},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_odd_widths_leave_the_weights_uncounted(odd: dict[str, Any]) -> None:
+    assert count_weights(LLAMA) is not None
+    assert count_weights(LLAMA | odd) is None
+
+
+@pytest.mark.parametrize(
+    "quantised",
+    [["x"], {"quant_method": 7, "bits": "four"}, {"config_groups": {"g": 5}},
+     {"quant_method": "fp8", "weight_block_size": [0, 0]},
+     {"quant_method": "gptq", "bits": 4, "group_size": 0}],
+    ids=str,
+)  # fmt: skip
+def test_odd_quantisation_is_of_no_known_form(quantised: Any) -> None:
+    assert form_of(LLAMA | {"quantization_config": quantised}, "bfloat16") is None
+
+
+def test_a_tower_that_is_not_described_is_named() -> None:
+    for odd in ("big", {"hidden_size": -1, "num_hidden_layers": 3}, {}):
+        found = count_weights(LLAMA | {"vision_config": odd})
+        assert found is not None
+        assert found.missing == ("vision_config",)
 
 
 def _impossible(value: Any) -> Iterator[Any]:

@@ -129,11 +129,11 @@ def _kv_heads(reader: Reader, layer: Layer, sliding: bool, query_heads: int) -> 
         raise reader.missing(*own)
     stated = _number(reader, layer, names.KV_HEADS, sliding)
     if stated is None:
-        stated_null = any(name in reader.values for name in names.KV_HEADS)
-        if not reader.known and not stated_null:
+        null = any(name in reader.values for name in names.KV_HEADS)
+        if not reader.known and not null:
             raise reader.missing(*names.KV_HEADS)
-        if not stated_null:
-            reader.note(names.KV_HEADS[0], query_heads, "not stated: as many as query heads")
+        said = "null" if null else "not stated"
+        reader.note(names.KV_HEADS[0], query_heads, f"{said}: as many as query heads")
         return query_heads
     return stated
 

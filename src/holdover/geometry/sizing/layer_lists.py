@@ -38,14 +38,16 @@ def slides(reader: Reader) -> bool:
     return window is not None
 
 
-def listed(reader: Reader, name: str, n_layers: int, at_least: bool = True) -> list[Any] | None:
-    """A list with one entry per layer; further entries are of MTP layers."""
+def listed(reader: Reader, name: str, n_layers: int, strict: bool = True) -> list[Any] | None:
+    """A list with one entry per layer. Where `strict`, further entries are of MTP layers."""
     value = reader.get(name)
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) < n_layers:
         raise reader.wrong(name, f"must be a list with an entry for each of {n_layers} layers")
-    if len(value) > n_layers and not at_least:
+    stated = [reader.values.get(name) for name in names.MTP_COUNTS]
+    further = sum(count for count in stated if isinstance(count, int))
+    if strict and len(value) > n_layers + further:
         raise reader.wrong(name, f"has {len(value)} entries for {n_layers} layers")
     return list(value[:n_layers])
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdover.geometry.sizing import names
 from holdover.geometry.sizing.layer_lists import kind_of
 from holdover.geometry.sizing.mechanisms.base import Layer
 from holdover.geometry.sizing.reader import Reader
 
-_COUNTS = (
-    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers",
-    "mtp_num_layers", "n_mtp_layers",
-)  # fmt: skip
 _TYPES = ("mtp_layer_types", "mtp_layers_block_type")
 
 
 def mtp_layers(reader: Reader, n_layers: int, wanted: bool) -> Iterator[Layer]:
     """The MTP layers where `wanted`, none where the config has none."""
     count = 0
-    for name in _COUNTS:
+    for name in names.MTP_COUNTS:
         if name in reader.values or wanted:
             count = count or reader.optional_integer(name, minimum=0) or 0
     per_module = 1

@@ -26,6 +26,12 @@ CONTEXT = (
     "max_target_positions", "n_ctx", "context_length", "max_context_length", "model_max_length",
 )  # fmt: skip
 
+# Layers that predict further tokens, which lists of layers may hold too.
+MTP_COUNTS = (
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers",
+    "mtp_num_layers", "n_mtp_layers",
+)  # fmt: skip
+
 # Where a window layer has heads of its own.
 SLIDING = {
     KV_HEADS: ("swa_num_key_value_heads", "num_swa_key_value_heads"),

@@ -129,7 +129,7 @@ def _sparse_frequency(reader: Reader, n_layers: int) -> Kinds | None:
     part = reader.part("sparse_attention_config")
     if part is None or part.get("use_sparse_attention") is False:
         return None
-    codes = listed(part, "sparse_attention_freq", n_layers)
+    codes = listed(part, "sparse_attention_freq", n_layers, strict=False)
     if codes is None:
         raise part.missing("sparse_attention_freq")
     if not all(isinstance(code, int) and code in (0, 1) for code in codes):

@@ -60,7 +60,9 @@ def stores(reader: Reader, layer: Layer) -> tuple[MemorySpec, ...]:
 def ratio_of(reader: Reader, layer: Layer) -> int:
     """Tokens per compressed latent; 0 where the layer has its window only."""
     if reader.get("compress_ratios") is not None:
-        ratios = listed(reader, "compress_ratios", layer.index + 1) or [0]
+        is_mtp = layer.index >= layer.n_layers
+        count = layer.index + 1 if is_mtp else layer.n_layers
+        ratios = listed(reader, "compress_ratios", count, strict=not is_mtp) or [0]
         ratio = reader.as_integer(ratios[layer.index], "compress_ratios", minimum=0)
         if ratio not in (0, 4, 128):
             raise reader.wrong("compress_ratios", f"{ratio} is none of 0, 4 and 128")

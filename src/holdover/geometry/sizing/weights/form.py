@@ -7,7 +7,7 @@ embeddings, head, routers and towers stay as they are, and so does what the conf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -91,6 +91,8 @@ def form_of(config: Mapping[str, Any], stored_dtype: str | None) -> Form | None:
     found = quantisation(config)
     if found is None:
         return form
+    if not isinstance(found, Mapping):
+        return None
     quantised = _stored(found)
     special = {**_special(found), **_expert_type(config)}
     if quantised is None:
@@ -99,13 +101,12 @@ def form_of(config: Mapping[str, Any], stored_dtype: str | None) -> Form | None:
     return Form(form.plain, quantised, roles, _kept(found, config), special)
 
 
-def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def quantisation(config: Mapping[str, Any]) -> Any:
     """The object that says how the weights are quantised, wherever it stands."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         for name in ("quantization_config", "compression_config"):
-            found = part.get(name)
-            if isinstance(found, Mapping) and found:
+            if found := part.get(name):
                 return found
     return None
 
@@ -130,15 +131,16 @@ def _stored(found: Mapping[str, Any]) -> Stored | None:
     return _of_groups(found)
 
 
-def _fp8(found: Mapping[str, Any]) -> Stored:
+def _fp8(found: Mapping[str, Any]) -> Stored | None:
     block = found.get("weight_block_size")
-    scale = Fraction(0)
-    if isinstance(block, list) and len(block) == 2 and all(_is_count(side) for side in block):
-        scale = Fraction(32, block[0] * block[1])
-    return Stored("fp8", 8 + scale)
+    if block is None:
+        return Stored("fp8", Fraction(8))
+    if not isinstance(block, list) or len(block) != 2 or not all(_is_count(n) for n in block):
+        return None
+    return Stored("fp8", 8 + Fraction(32, block[0] * block[1]))
 
 
-_NAMED = {
+_NAMED: dict[str, Callable[[Mapping[str, Any]], Stored | None]] = {
     "nvfp4": lambda found: Stored("nvfp4", Fraction(9, 2)),  # a byte for 16 elements
     "mxfp4": lambda found: Stored("mxfp4", Fraction(17, 4)),  # a byte for 32
     "mxfp8": lambda found: Stored("fp8", Fraction(33, 4)),
@@ -167,8 +169,11 @@ def _of_groups(found: Mapping[str, Any]) -> Stored | None:
 def _grouped(bits: int, group_size: Any, zero_bits: int) -> Stored | None:
     if bits not in (2, 3, 4, 8):
         return None
-    scale = Fraction(_SCALE_BITS + zero_bits, group_size) if _is_count(group_size) else 0
-    return Stored(f"int{bits}", bits + Fraction(scale))
+    if group_size is None or group_size == -1:  # a scale for each row
+        return Stored(f"int{bits}", Fraction(bits))
+    if not _is_count(group_size):
+        return None
+    return Stored(f"int{bits}", bits + Fraction(_SCALE_BITS + zero_bits, group_size))
 
 
 def _kept(found: Mapping[str, Any], config: Mapping[str, Any]) -> frozenset[Place]:

@@ -30,9 +30,9 @@ def tower(config: Mapping[str, Any], text_hidden: int) -> tuple[tuple[Part, ...]
     parts, missing = [], []
     for name in _TOWERS:
         described = config.get(name)
-        if not isinstance(described, Mapping):
+        if described is None:
             continue
-        count = _count(described, text_hidden)
+        count = _count(described, text_hidden) if isinstance(described, Mapping) else None
         if count is None:
             missing.append(name)
         else:

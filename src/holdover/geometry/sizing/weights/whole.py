@@ -114,7 +114,9 @@ def _is_tied(reader: Reader) -> bool:
     name = "tie_word_embeddings"
     stated = reader.get(name) if reader.states(name) else reader.whole.get(name)
     stated = reader.get(name) if stated is None else stated
-    return reader.model_type in _TIED if stated is None else bool(stated)
+    if stated is not None and not isinstance(stated, bool):
+        raise reader.wrong(name, f"{stated!r} is neither true nor false")
+    return reader.model_type in _TIED if stated is None else stated
 
 
 def _beside(reader: Reader, n_layers: int, hidden: int) -> Iterator[Part]:
