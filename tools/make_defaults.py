@@ -3,7 +3,7 @@
     python tools/make_defaults.py [--check]
 
 Source: the config classes of the installed transformers, every type of CONFIG_MAPPING that keeps a
-cache and the wrappers around one. A value is what the class declares, before `__post_init__`
+cache or generates text, and the wrappers around one. A value is what the class declares, before `__post_init__`
 derives others from it; what it derives is named, never given, because it depends on the file.
 Needs no network and no weights. The same transformers gives the same bytes.
 """
@@ -52,6 +52,7 @@ def make_table() -> dict[str, Any]:
     """`types`: entry per model type; entries that only differ in name are still written out."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
@@ -59,7 +60,10 @@ def make_table() -> dict[str, Any]:
     for config_class in list(classes.values()):  # parts that have no entry of their own
         for part in _parts_of(config_class).values():
             classes.setdefault(part["model_type"], part["class"])
-    wanted = {name: c for name, c in sorted(classes.items()) if name and _keeps_cache(c)}
+    wanted = {
+        name: c for name, c in sorted(classes.items())
+        if name and (_keeps_cache(c) or name in CAUSAL)
+    }  # fmt: skip
     return {
         "transformers": transformers.__version__,
         "types": {name: _entry(config_class, wanted) for name, config_class in wanted.items()},

@@ -191,7 +191,8 @@ OWN: dict[str, dict[str, Any]] = {
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 4},
     },
     "dory": {"n_input_layers": 2, "n_output_layers": 2, "num_hidden_layers": 8},
-    "dots1": {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "diffusion_gemma": {"text_config": {"num_experts": 4}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "dots3_note_text": {
         "num_key_value_heads": 4,
         "head_dim": 20,
