@@ -3,8 +3,9 @@
     python tools/make_defaults.py [--check]
 
 Source: the config classes of the installed transformers, every type of CONFIG_MAPPING that keeps a
-cache or generates text, and the wrappers around one. A value is what the class declares, before `__post_init__`
-derives others from it; what it derives is named, never given, because it depends on the file.
+cache or generates text, and the wrappers around one. A value is what the class declares, before
+`__post_init__` derives others from it; what it derives is named, never given, because it depends
+on the file.
 Needs no network and no weights. The same transformers gives the same bytes.
 """
 
