@@ -28,6 +28,9 @@ BITS: dict[str, Fraction] = {
 }  # fmt: skip
 
 
+_STORED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """`source` says where the size is from: files, parameters x bits, or --weights."""
@@ -161,8 +164,9 @@ def _as_published(
 
 def _stated_dtype(config: Mapping[str, Any], stored: str | None) -> tuple[str, str | None] | None:
     """(type, why it had to be assumed); None where what is stated is not known."""
-    if stored in BITS:
-        return stored, None
+    if stored is not None and not config:  # as the catalogue, which says it in its own names
+        known = stored if stored in BITS else _STORED.get(stored)
+        return None if known is None else (known, None)
     from holdover.geometry.sizing.weights import form_of
 
     form = form_of(config, stored)
