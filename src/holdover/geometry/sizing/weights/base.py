@@ -25,6 +25,10 @@ class Role(StrEnum):
     TOWER = "towers"  # what reads images and sound, with the projection to the text's width
 
 
+Place = tuple[int | None, Role | None]
+"""(layer, role); None for all of them"""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Matrices of one role in one layer; `layer` is None of what stands beside the layers."""

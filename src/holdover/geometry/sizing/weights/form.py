@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from holdover.geometry.sizing.weights.base import ModelWeights, Part, Role
-from holdover.geometry.sizing.weights.modules import Place, kept_in, place_of, places_of
+from holdover.geometry.sizing.weights.base import ModelWeights, Part, Place, Role
 
 _PLAIN = {
     "float32": "fp32", "float": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16",
@@ -62,8 +61,8 @@ class Form:
                 return self.special[place]
         if self.quantised is None or part.role not in self.roles:
             return self.plain
-        kept = kept_in(self.kept, part.layer, part.role)
-        return self.plain if kept else self.quantised
+        own = ((part.layer, part.role), (None, part.role), (part.layer, None))
+        return self.quantised if self.kept.isdisjoint(own) else self.plain
 
     def n_bytes(self, weights: ModelWeights) -> tuple[int, int]:
         """(all bytes, those that one token's step reads)."""
@@ -177,6 +176,8 @@ def _grouped(bits: int, group_size: Any, zero_bits: int) -> Stored | None:
 
 
 def _kept(found: Mapping[str, Any], config: Mapping[str, Any]) -> frozenset[Place]:
+    from holdover.geometry.sizing.weights.modules import places_of
+
     names: list[Any] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules"):
         value = found.get(key)
@@ -191,6 +192,8 @@ def _kept(found: Mapping[str, Any], config: Mapping[str, Any]) -> frozenset[Plac
 
 def _special(found: Mapping[str, Any]) -> dict[Place, Stored]:
     """modelopt's list of layers, each with its type."""
+    from holdover.geometry.sizing.weights.modules import place_of
+
     layers = found.get("quantized_layers")
     special: dict[Place, Stored] = {}
     if isinstance(layers, Mapping):

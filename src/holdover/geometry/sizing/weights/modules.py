@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
-from holdover.geometry.sizing.weights.base import Role
-
-Place = tuple[int | None, Role | None]
-"""(layer, role); None for all of them"""
+from holdover.geometry.sizing.weights.base import Place, Role
 
 _LAYER = re.compile(r"(?:layers|blocks|h)\.(\d+)(?=[.*]|$)")
 _NOTHING = re.compile(r"norm|bias|rotary|indexer|shared_expert_gate|router|\.gate\b|^gate$")
@@ -59,7 +56,3 @@ def places_of(name: str, dense_beside_experts: bool) -> Iterator[Place]:
     whole = _FEED_FORWARD.search(name.rstrip("*$"))
     if place[1] is Role.DENSE and whole and not dense_beside_experts:
         yield from ((place[0], role) for role in (Role.EXPERTS, Role.SHARED))
-
-
-def kept_in(places: Container[Place], layer: int | None, role: Role) -> bool:
-    return any(place in places for place in ((layer, role), (None, role), (layer, None)))
