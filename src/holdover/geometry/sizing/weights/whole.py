@@ -29,6 +29,8 @@ _TIED = frozenset(
     ("gpt2", "gpt_bigcode", "bloom", "falcon", "mpt", "opt", "gpt_neo", "t5", "bart", "whisper",
      "recurrent_gemma", "minicpm")
 )  # fmt: skip
+# Fields by whose name a list or an object may hold another value for each layer.
+_OF_EACH = ("head", "layer", "ratio", "attn", "attention", "config", "dim", "rank", "window")
 _LEARNED_POSITIONS = frozenset(("gpt2", "gpt_bigcode", "gpt_neo", "opt", "biogpt"))
 # Structures of their own, which nothing here counts.
 _UNKNOWN = (
@@ -68,10 +70,17 @@ def _decoder(reader: Reader, config: Mapping[str, Any]) -> tuple[Part, ...] | No
     hidden = reader.integer(*names.HIDDEN)
     parts = list(_embeddings(reader, config, hidden))
     own = storing_layers(reader, n_layers)
+    alike = not any(
+        isinstance(value, list | tuple | dict) and any(word in name for word in _OF_EACH)
+        for name, value in reader.values.items()
+    )
+    known: dict[tuple[str, bool], int | None] = {}
     for index, kind in enumerate(read_kinds(reader, n_layers)):
         layer = Layer(index, n_layers, kind)
-        count = mixer(reader, layer, hidden, index in own)
-        if count is None:
+        same = kind, index in own
+        if not alike or same not in known:
+            known[same] = mixer(reader, layer, hidden, index in own)
+        if (count := known[same]) is None:
             return None
         parts.append(part(Role.MIXER, index, count))
         if reader.model_type == "zamba2":
