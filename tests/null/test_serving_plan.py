@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdover.codecs.base import uniform
-from holdover.errors import BudgetError
+from holdover.errors import BudgetError, ConfigError
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget, flag_bytes
 from holdover.plan.machine import Machine
 from holdover.plan.report import field_rows, memory_items, plan_json, ranges_text
@@ -24,6 +25,7 @@ from holdover.plan.serving import (
     solve,
     tables_bytes,
 )
+from holdover.plan.warnings import plan_warnings
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
@@ -168,10 +170,13 @@ def test_the_budget_that_an_error_names_works(
     try:
         solve_small(layout, budget, **more)
     except BudgetError as error:
-        flag, size = str(error).partition("Give --")[2].split()[:2]
-        kind = {"kv-memory": KvBudget, "memory": TotalBudget}[flag]
-        plan = solve_small(layout, kind(parse_bytes(size.rstrip(",."))), **more)
-        assert plan.limits.max_context_tokens >= (asked or 1)
+        named = re.findall(r"--(kv-memory|memory) ([\w.]+\w)", str(error))
+        plans = [
+            solve_small(layout, {"kv-memory": KvBudget, "memory": TotalBudget}[flag](
+                parse_bytes(size)), **more)
+            for flag, size in named
+        ]  # fmt: skip
+        assert plans[0].limits.max_context_tokens >= (asked or (1024 if len(plans) > 1 else 1))
 
 
 def one_group(residency: Full | Window = Full()) -> CacheLayout:  # noqa: B008
@@ -189,13 +194,49 @@ def test_a_context_asked_for_that_does_not_fit_names_both_numbers() -> None:
 
 
 def test_too_small_a_budget_names_the_least_that_works() -> None:
-    with pytest.raises(BudgetError, match="Give --kv-memory 24KiB"):
+    # A conversation of 1024 tokens is 64 blocks of 24 KiB.
+    with pytest.raises(BudgetError, match=r"Give --kv-memory 2MiB, which holds .* 1024 tokens; "
+                       r"the least is --kv-memory 24KiB, for 16 tokens"):  # fmt: skip
         solve_small(one_group(), KvBudget(20_000))
     assert solve_small(one_group(), KvBudget(24 * 1024)).limits.max_context_tokens == 16
 
 
+def test_a_context_beyond_the_models_own_is_refused_and_what_set_it_is_said() -> None:
+    with pytest.raises(ConfigError, match="--max-context: 5000 is more than the 4096 tokens"):
+        solve_small(one_group(), KvBudget(2**24), asked_context_tokens=5000)
+    assert solve_small(one_group(), KvBudget(2**24)).context_set_by == "model"
+    assert solve_small(one_group(), KvBudget(2**20)).context_set_by == "budget"
+    asked = solve_small(one_group(), KvBudget(2**24), asked_context_tokens=100)
+    assert asked.context_set_by == "--max-context"
+
+
+def test_a_plan_beyond_the_machine_is_warned_of_with_the_number_that_fits() -> None:
+    machine = Machine(12 * 2**20, "cgroup limit", 2, False)
+    plan = solve_small(one_group(), KvBudget(2**24))
+    (text,) = plan_warnings(plan, machine, "--kv-memory")
+    assert "takes 16.2 MiB" in text
+    assert "12.0 MiB available (cgroup limit)" in text
+    assert text.endswith("--kv-memory 11MiB would fit")
+    assert not plan_warnings(solve_small(one_group(), KvBudget(11 * 2**20)), machine, "--kv-memory")
+    (text,) = plan_warnings(plan, replace(machine, available_bytes=100_000), "--kv-memory")
+    assert "No budget would work here" in text
+
+
+def test_a_context_too_short_for_a_chat_is_warned_of_with_what_would_do() -> None:
+    machine = Machine(2**30, "cgroup limit", 2, False)
+    plan = solve_small(one_group(), KvBudget(24 * 1024))
+    (text,) = plan_warnings(plan, machine, "--kv-memory")
+    assert "can have 16 tokens" in text
+    assert "--kv-memory 2MiB holds 1024" in text
+    assert not plan_warnings(solve_small(one_group(), KvBudget(2**21)), machine, "--kv-memory")
+    wanted = solve_small(one_group(), KvBudget(24 * 1024), asked_context_tokens=16)
+    assert not plan_warnings(wanted, machine, "--kv-memory")
+
+
 def test_the_parts_alone_above_the_memory_are_said_to_be_too_much() -> None:
-    with pytest.raises(BudgetError, match=r"too much.*Give --memory \d+KiB"):
+    with pytest.raises(
+        BudgetError, match=r"too much.*Give --memory 2MiB,.*the least is --memory \d+KiB"
+    ):
         solve_small(one_group(), TotalBudget(10_000))
 
 
@@ -224,7 +265,7 @@ def test_lengths_that_cannot_be_reached_have_a_reason() -> None:
     assert plan.conversations(16384).reason == "the model's context is 4096 tokens"
     tight = solve_small(layout, KvBudget(2**20))
     assert tight.conversations(4096).fit == 0
-    assert tight.conversations(4096).reason == "one sequence gets at most 672 tokens"
+    assert tight.conversations(4096).reason == "the budget holds up to 672 tokens each"
 
 
 def test_a_window_costs_its_window_not_the_context() -> None:

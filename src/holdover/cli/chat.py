@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdover.cli.options import ENGINE_FIELDS, MODEL_FIELDS, PLAN_FIELDS, config_command
+from holdover.cli.screen import warn
 from holdover.config import Config
 from holdover.errors import HoldoverError, RequestError
 from holdover.units import format_bytes
@@ -50,6 +51,7 @@ def register(app: typer.Typer) -> None:
         with starting():
             planned = plan_serving(config)
             print("\n".join(short_lines(planned.plan)), file=sys.stderr, flush=True)
+            warn(planned.warnings)
             engine = load_engine(planned)
         session = ChatSession(engine, engine.tokenizer, planned.layout, params, system)
         try:

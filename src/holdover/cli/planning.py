@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdover.cli.flags import MODEL_FIELDS, PLAN_FIELDS, Flag, flags_of, parse_strictly
+from holdover.cli.screen import warn
 from holdover.config import Config, flag
 from holdover.errors import ConfigError, HoldoverError, UnsupportedModelError
 from holdover.plan.sizing.question import BUILT_IN, Question
@@ -85,7 +86,9 @@ def _serving_plan(config: Config, as_json: bool, with_fields: bool) -> None:
     if (folder / "config.json").exists():
         # Before the tensors: those of other models have other names.
         read_geometry(canonical_config(read_config(folder / "config.json")))
-    plan = plan_serving(config).plan
+    planned = plan_serving(config)
+    plan = planned.plan
+    warn(planned.warnings)
     if as_json:
         from holdover.plan.report import plan_json
 

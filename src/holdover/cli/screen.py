@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,12 @@ def stderr_console() -> Console:
 
 def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """On stderr, so that results stay clean."""
+    for text in warnings:
+        print(f"holdover: warning: {text}", file=sys.stderr, flush=True)
 
 
 Advance = Callable[[int, int], None]

@@ -11,6 +11,7 @@ from holdover.cli.options import (
     SERVER_FIELDS,
     config_command,
 )
+from holdover.cli.screen import warn
 from holdover.config import Config
 
 
@@ -25,6 +26,7 @@ def register(app: typer.Typer) -> None:
         with starting():
             planned = plan_serving(config)
             print("\n".join(short_lines(planned.plan)), flush=True)
+            warn(planned.warnings)
 
             from holdover.server.run import bind
             from holdover.server.run import serve as run_server

@@ -20,6 +20,7 @@ from holdover.plan.activations import activation_bytes
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
 from holdover.plan.serving import Parts, ServingPlan, Subject, solve, tables_bytes
+from holdover.plan.warnings import plan_warnings
 from holdover.registry import load_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
@@ -47,6 +48,7 @@ class Planned:
     threads: int
     kernels: KernelModule
     plan: ServingPlan
+    warnings: tuple[str, ...]  # for a person to read
 
     @property
     def layout(self) -> CacheLayout:
@@ -100,7 +102,11 @@ def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
         asked_context_tokens=config.max_context,
     )
     threads = config.threads or machine.cores
-    return Planned(config, model_name, checkpoint, geometry, dtype, threads, kernels, plan)
+    budget_flag = "--kv-memory" if config.memory is None else "--memory"
+    warnings = plan_warnings(plan, machine, budget_flag)
+    return Planned(
+        config, model_name, checkpoint, geometry, dtype, threads, kernels, plan, warnings
+    )
 
 
 def process_bytes(vocab_size: int) -> int:

@@ -34,6 +34,7 @@ def plan_json(plan: ServingPlan, with_fields: bool = False) -> dict[str, Any]:
         "limits": {
             "model_context_tokens": subject.context_tokens,
             "max_context_tokens": limits.max_context_tokens,
+            "context_set_by": plan.context_set_by,
             "max_sequences": limits.max_sequences,
             "step_tokens": limits.step_tokens,
             "block_tokens": plan.layout.spec.block_tokens,

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from holdover.errors import BudgetError
+from holdover.errors import BudgetError, ConfigError
 from holdover.plan.budget import Budget
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.units import ceil_div, format_bytes, largest
 
 CONVERSATION_TOKENS = (1024, 4096, 16384, 131072)
+USEFUL_CONTEXT_TOKENS = 1024  # a short conversation; a chat template alone takes some 30 tokens
 
 _INT32_BYTES = 4
 _GROWTH = 2  # a table that grows by doubling may have this many times the entries in use
@@ -82,12 +83,21 @@ class ServingPlan:
     arena_bytes: int
     slack_bytes: int
     derivation: tuple[str, ...]
+    useful_remedy: str | None  # what to give for a useful context, where the budget holds less
 
     def __post_init__(self) -> None:
         assert self.arena_bytes == self.n_sectors * self.layout.sector_bytes
         total_bytes = self.parts.total_bytes + self.arena_bytes + self.slack_bytes
         assert self.memory_bytes == total_bytes, (self.memory_bytes, total_bytes)
         assert 0 <= self.slack_bytes < self.layout.sector_bytes, self.slack_bytes
+
+    @property
+    def context_set_by(self) -> str:
+        """What ends the context: "model", "--max-context" or "budget"."""
+        context_tokens = self.limits.max_context_tokens
+        if context_tokens == self.subject.context_tokens:
+            return "model"
+        return "--max-context" if context_tokens == self.asked_context_tokens else "budget"
 
     def conversations(self, context_tokens: int) -> Conversations:
         layout, limits = self.layout, self.limits
@@ -98,7 +108,7 @@ class ServingPlan:
         elif self.asked_context_tokens is not None and context_tokens > self.asked_context_tokens:
             reason = f"--max-context {self.asked_context_tokens}"
         elif context_tokens > limits.max_context_tokens:
-            fit, reason = 0, f"one sequence gets at most {limits.max_context_tokens} tokens"
+            fit, reason = 0, f"the budget holds up to {limits.max_context_tokens} tokens each"
         else:
             fit = layout.max_conversations(self.n_sectors, context_tokens)
         held = layout.held_bytes(layout.peak_blocks(context_tokens, step_tokens=1))
@@ -120,8 +130,14 @@ def solve(
     """The plan with the longest context that one sequence can always reach within the budget.
 
     Raises BudgetError, with the smallest budget that works, when not even one token fits or when
-    the context asked for does not.
+    the context asked for does not; ConfigError when the model has no such context.
     """
+    if asked_context_tokens is not None and asked_context_tokens > subject.context_tokens:
+        raise ConfigError(
+            "--max-context",
+            f"{asked_context_tokens} is more than the {subject.context_tokens} tokens that "
+            f"{subject.model} was made for; give {subject.context_tokens} or less",
+        )
     ceiling_tokens = min(subject.context_tokens, asked_context_tokens or subject.context_tokens)
     ceiling = Limits(max_sequences, step_tokens, ceiling_tokens)
 
@@ -143,6 +159,7 @@ def solve(
     parts = parts_for(limits)
     budget_bytes = kv_bytes(limits)
     n_sectors, slack_bytes = divmod(budget_bytes, layout.sector_bytes)
+    useful = replace(ceiling, max_context_tokens=useful_context_tokens(ceiling_tokens))
     return ServingPlan(
         subject=subject,
         layout=layout,
@@ -154,7 +171,17 @@ def solve(
         arena_bytes=n_sectors * layout.sector_bytes,
         slack_bytes=slack_bytes,
         derivation=budget.describe(parts.total_bytes, most_usable_bytes(layout, limits)),
+        useful_remedy=budget.remedy(
+            parts_for(useful).total_bytes, arena_needed_bytes(layout, useful)
+        )
+        if context_tokens < useful.max_context_tokens
+        else None,
     )
+
+
+def useful_context_tokens(model_context_tokens: int) -> int:
+    """The context that a budget should have, of what the model can have."""
+    return min(USEFUL_CONTEXT_TOKENS, model_context_tokens)
 
 
 def arena_needed_bytes(layout: CacheLayout, limits: Limits) -> int:
@@ -200,19 +227,28 @@ def _empty_error(
     budget: Budget,
     asked_context_tokens: int | None,
 ) -> BudgetError:
-    """Not one token fits: ask for the context that was wanted, or for one block of it."""
-    context_tokens = asked_context_tokens or layout.spec.block_tokens
-    least = replace(ceiling, max_context_tokens=min(context_tokens, ceiling.max_context_tokens))
-    parts_bytes = parts_for(least).total_bytes
+    """Not one token fits: name the budget of a useful context, and the least there is."""
+    block_tokens = min(layout.spec.block_tokens, ceiling.max_context_tokens)
+    useful_tokens = asked_context_tokens or useful_context_tokens(ceiling.max_context_tokens)
+
+    def needed(context_tokens: int) -> tuple[int, int]:
+        limits = replace(ceiling, max_context_tokens=context_tokens)
+        return parts_for(limits).total_bytes, arena_needed_bytes(layout, limits)
+
+    least = replace(ceiling, max_context_tokens=block_tokens)
+    parts_bytes, least_bytes = needed(block_tokens)
     kv_bytes = budget.kv_bytes(parts_bytes, most_usable_bytes(layout, least))
-    needed_bytes = arena_needed_bytes(layout, least)
     have = (
         f"{format_bytes(kv_bytes)} of KV memory"
         if kv_bytes >= 0
         else f"{format_bytes(parts_bytes)} for weights, workspace and the other parts is "
         f"{format_bytes(-kv_bytes)} too much"
     )
-    return BudgetError(
-        f"the budget holds no sequence: {have}; {least.max_context_tokens} tokens of one sequence "
-        f"need {format_bytes(needed_bytes)}. Give {budget.remedy(parts_bytes, needed_bytes)}"
+    text = (
+        f"the budget holds no sequence: {have}. Give {budget.remedy(*needed(useful_tokens))}, "
+        f"which holds a conversation of {useful_tokens} tokens"
     )
+    if asked_context_tokens is None and useful_tokens > block_tokens:
+        least_remedy = budget.remedy(parts_bytes, least_bytes)
+        text += f"; the least is {least_remedy}, for {block_tokens} tokens"
+    return BudgetError(text)

@@ -58,7 +58,9 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
         f"{format_bytes(report['memory_bytes'])} in all",
         *report["derivation"],
         f"arena {format_bytes(memory['arena_bytes'])} at {report['bytes_per_token']:,} bytes a "
-        f"token; context {limits['max_context_tokens']} tokens; conversations that fit: {fits}",
+        f"token; context {_context(limits)}",
+        f"conversations that fit: {fits}; up to {limits['max_sequences']} are computed at once "
+        "(--max-sequences)",
     )
 
 
@@ -71,10 +73,22 @@ def _print_heading(console: Console, report: dict[str, Any]) -> None:
     for line in report["derivation"]:
         console.print(f"  {line}")
     console.print(
-        f"  up to {limits['max_sequences']} sequences, {limits['step_tokens']} tokens a step, "
-        f"{limits['max_context_tokens']} tokens of context "
-        f"(the model's own limit: {limits['model_context_tokens']})"
+        f"  up to {limits['max_sequences']} sequences, {limits['step_tokens']} tokens a step"
     )
+    console.print(f"  context {_context(limits)}")
+
+
+def _context(limits: dict[str, Any]) -> str:
+    """The context, and what set it."""
+    tokens = f"{limits['max_context_tokens']} tokens"
+    own = f"the model's own limit is {limits['model_context_tokens']}"
+    match limits["context_set_by"]:
+        case "model":
+            return f"{tokens}, the model's own limit"
+        case "budget":
+            return f"{tokens}, the most that this budget always holds; {own}"
+        case flag:
+            return f"{tokens}, {flag}; {own}"
 
 
 def _memory_table(console: Console, report: dict[str, Any]) -> Table:

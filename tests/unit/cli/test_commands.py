@@ -75,11 +75,25 @@ def test_plan_fields_say_where_each_byte_goes() -> None:
 def test_plan_that_cannot_work_says_what_would() -> None:
     result = run("plan", "smollm2", "--kv-memory", "100KiB", "--dtype", "bf16")
     assert result.exit_code == 2
-    assert "Give --kv-memory 360KiB" in result.stderr
+    assert "Give --kv-memory 23MiB, which holds a conversation of 1024 tokens" in result.stderr
+    assert "the least is --kv-memory 360KiB, for 16 tokens" in result.stderr
+    result = run("plan", "smollm2", "--max-context", "20000")
+    assert result.exit_code == 2
+    assert "--max-context: 20000 is more than the 8192 tokens" in result.stderr
     result = run("plan", "smollm2", "--kv-memory", "64MiB", "--max-context", "8000")
     assert result.exit_code == 2
     assert re.search(r"--max-context 8000: \d+ tokens fit; 8000 need", result.stderr)
     assert run("plan", "no-such-model").exit_code == 2
+
+
+def test_warnings_leave_the_json_clean() -> None:
+    result = run("plan", "smollm2", "--kv-memory", "100TiB", "--json")
+    assert json.loads(result.stdout)["schema"] == "holdover.plan/1"
+    assert re.search(
+        r"warning: the plan takes 100\.0 TiB, this machine has .* available .*"
+        r"--kv-memory \d+MiB would fit", result.stderr
+    )  # fmt: skip
+    assert not run("plan", "smollm2", "--kv-memory", "64MiB").stderr
 
 
 def test_planning_loads_no_torch_and_is_quick() -> None:
