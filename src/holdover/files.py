@@ -33,3 +33,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileError(path, "does not hold a JSON object")
     return value
+
+
+def gguf_hint(folder: Path) -> str | None:
+    """What is wrong with a folder without config.json that holds GGUF files; None of any other."""
+    if (folder / "config.json").exists():
+        return None
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        return None
+    more = f" (it holds {len(files)})" if len(files) > 1 else ""
+    return f"is a folder without config.json; for the GGUF file in it give {files[0]}{more}"

@@ -21,15 +21,22 @@ def plugin_names(package: str) -> tuple[str, ...]:
     return tuple(sorted(n for n in found if n != "base" and not n.startswith("_")))
 
 
+def check_plugin(package: str, name: str, flag: str | None = None) -> None:
+    """Refuse a name that no plug-in of the package has; `flag` is where a person gave it."""
+    names = plugin_names(package)
+    if name not in names:
+        known = ", ".join(names)
+        if flag is None:
+            raise PluginError(f"{package} has no {name!r}; it has: {known}")
+        raise PluginError(f"{flag}: there is no {name!r}; use one of: {known}")
+
+
 def load_plugin(package: str, name: str, flag: str | None = None) -> ModuleType:
     """Import `package.name`; a wrong name lists the right ones, a failing one keeps its cause.
 
     `flag` is where a person gave the name.
     """
-    names = plugin_names(package)
-    if name not in names:
-        where = "" if flag is None else f"{flag}: "
-        raise PluginError(f"{where}{package} has no {name!r}; it has: {', '.join(names)}")
+    check_plugin(package, name, flag)
     return _load(package, name)
 
 

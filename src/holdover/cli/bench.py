@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
         )  # fmt: skip
         n_done = 0
         with progress_bar("requests") as advance:
+            advance(0, requests)
 
             def count(sample: object) -> None:
                 nonlocal n_done

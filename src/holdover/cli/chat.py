@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     ) -> None:
         """Talk to a model in the terminal; says after each answer what it cost."""
-        from holdover.cli.loading import load_engine, starting
+        from holdover.cli.loading import load_engine, open_model, starting
         from holdover.engine.api import SamplingParams
         from holdover.engine.planning import plan_serving
         from holdover.plan.tables import short_lines
@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
             temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
         )
         with starting():
-            planned = plan_serving(config)
+            planned = plan_serving(config, open_model=open_model)
             print("\n".join(short_lines(planned.plan)), file=sys.stderr, flush=True)
             warn(planned.warnings)
             engine = load_engine(planned)

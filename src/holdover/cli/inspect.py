@@ -32,9 +32,9 @@ def register(app: typer.Typer) -> None:
         json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     ) -> None:
         """Show a model file's architecture, geometry, tensors, tokenizer and quantisation."""
-        from holdover.weights import open_checkpoint
+        from holdover.weights import open_header
 
-        report = inspect_json(open_checkpoint(model), tensors)
+        report = inspect_json(open_header(model), tensors)
         if json:
             print_json(report)
         else:

@@ -77,6 +77,14 @@ class WatchedCheckpoint:
         return self.hashed.result()
 
 
+def open_model(model: str) -> Checkpoint:
+    """Its headers; a file in parts is put together first, once, with a bar that says so."""
+    from holdover.weights import open_checkpoint
+
+    with progress_bar(f"putting {model} together, once") as advance:
+        return open_checkpoint(model, advance)
+
+
 def load_engine(planned: Planned) -> Engine:
     """A running engine as planned."""
     with ThreadPoolExecutor(1) as background:

@@ -80,13 +80,14 @@ def _serving_plan(config: Config, as_json: bool, with_fields: bool) -> None:
     from holdover.engine.planning import plan_serving
     from holdover.geometry.base import read_geometry
     from holdover.plan.sizing.source import read_config
+    from holdover.weights import open_header
     from holdover.weights.config import canonical_config
 
     folder = Path(config.model).expanduser()
     if (folder / "config.json").exists():
         # Before the tensors: those of other models have other names.
         read_geometry(canonical_config(read_config(folder / "config.json")))
-    planned = plan_serving(config)
+    planned = plan_serving(config, open_model=open_header)
     plan = planned.plan
     warn(planned.warnings)
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,13 +42,26 @@ Advance = Callable[[int, int], None]
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Advance]:
-    """A bar on stderr while the block runs; nothing at all when stderr is no terminal."""
+    """A bar on stderr from the first advance to the end; nothing when stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
+    with ExitStack() as shown:
+        update: Advance | None = None
+
+        def advance(done: int, total: int) -> None:
+            nonlocal update
+            if update is None:
+                update = _show_bar(shown, title)
+            update(done, total)
+
+        yield advance
+
+
+def _show_bar(shown: ExitStack, title: str) -> Advance:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
     columns = (f"{title:<16}", BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr_console(), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    progress = shown.enter_context(Progress(*columns, console=stderr_console(), transient=True))
+    task = progress.add_task(title, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)

@@ -19,12 +19,12 @@ def register(app: typer.Typer) -> None:
     @config_command(app, "serve", MODEL_FIELDS + PLAN_FIELDS + ENGINE_FIELDS + SERVER_FIELDS)
     def serve(config: Config) -> None:
         """Serve a model over OpenAI's API, inside exactly the planned memory."""
-        from holdover.cli.loading import load_engine, starting
+        from holdover.cli.loading import load_engine, open_model, starting
         from holdover.engine.planning import plan_serving
         from holdover.plan.tables import short_lines
 
         with starting():
-            planned = plan_serving(config)
+            planned = plan_serving(config, open_model=open_model)
             print("\n".join(short_lines(planned.plan)), flush=True)
             warn(planned.warnings)
 

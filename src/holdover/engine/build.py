@@ -27,7 +27,6 @@ def build_engine(planned: Planned) -> Engine:
     """
     torch.set_num_threads(planned.threads)
     checkpoint, plan, config = planned.checkpoint, planned.plan, planned.config
-    load_plugin("holdover.cache.eviction", config.eviction, "--eviction")  # wrong? before the load
     tokenizer = load_tokenizer(checkpoint)
     if tokenizer.chat_template is not None:
         tokenizer.chat_template.check()

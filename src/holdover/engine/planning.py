@@ -6,6 +6,7 @@ cannot differ. Reads headers only and imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -21,7 +22,7 @@ from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
 from holdover.plan.serving import Parts, ServingPlan, Subject, solve, tables_bytes
 from holdover.plan.warnings import plan_warnings
-from holdover.registry import load_plugin
+from holdover.registry import check_plugin, load_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -59,19 +60,24 @@ class Planned:
         return self.plan.limits
 
 
-def plan_serving(config: Config, machine: Machine | None = None) -> Planned:
+def plan_serving(
+    config: Config,
+    machine: Machine | None = None,
+    open_model: Callable[[str], Checkpoint] = open_checkpoint,
+) -> Planned:
     """Open the model's headers and solve its plan; `machine` is this one when not given.
 
-    Raises HoldoverError for a model, a flag or a budget that cannot work.
+    Raises HoldoverError for a model, a flag or a budget that cannot work, wrong names first.
     """
+    codec = get_codec(config.kv)
+    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
+    check_plugin("holdover.cache.eviction", config.eviction, "--eviction")
     machine = machine or read_machine()
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = open_model(config.model)
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
-    codec = get_codec(config.kv)
     spec = CacheSpec.of(geometry.layers, config.block_tokens)
     layout = CacheLayout.of(spec, uniform(codec.name))
-    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
     weights_bytes = planned_weights_bytes(geometry, dtype)
 
     def parts_for(limits: Limits) -> Parts:

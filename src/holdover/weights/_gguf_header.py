@@ -78,16 +78,21 @@ class GgufHeader:
     tensors: tuple[GgufTensor, ...]
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Parse and check the header of a GGUF file (version 2 or 3, little endian)."""
+def read_header(path: Path, whole_bytes: int | None = None) -> GgufHeader:
+    """Parse and check the header of a GGUF file (version 2 or 3, little endian).
+
+    `whole_bytes` is the size of the whole file where `path` is only its first part.
+    """
     with reading(path), path.open("rb") as file:
         head = file.read(24)
         _check_head(path, head)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(path, data, *struct.unpack_from("<QQ", head, 8))
+            return _parse(path, data, whole_bytes or len(data), *struct.unpack("<QQ", head[8:]))
 
 
 def _check_head(path: Path, head: bytes) -> None:
+    if not head:
+        raise ModelFileError(path, "is empty")
     if head[:4] != MAGIC:
         raise ModelFileError(
             path, f"is not a GGUF file: it starts with {head[:4]!r}, not {MAGIC!r}"
@@ -99,7 +104,7 @@ def _check_head(path: Path, head: bytes) -> None:
         raise ModelFileError(path, f"has GGUF version {version}; versions 2 and 3 are read")
 
 
-def _parse(path: Path, data: mmap.mmap, n_tensors: int, n_keys: int) -> GgufHeader:
+def _parse(path: Path, data: mmap.mmap, file_bytes: int, n_tensors: int, n_keys: int) -> GgufHeader:
     cursor = _Cursor(path, data, 24)
     metadata: dict[str, Any] = {}
     for index in range(n_keys):
@@ -114,7 +119,7 @@ def _parse(path: Path, data: mmap.mmap, n_tensors: int, n_keys: int) -> GgufHead
             path, f"header has general.alignment {alignment!r}, not a power of two"
         )
     data_start = round_up(cursor.position, alignment)
-    tensors = tuple(_place(path, entry, data_start, len(data)) for entry in entries)
+    tensors = tuple(_place(path, entry, data_start, file_bytes) for entry in entries)
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):
         raise ModelFileError(path, "header lists a tensor name twice")

@@ -76,9 +76,12 @@ class GgufCheckpoint:
         return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def open_gguf(path: Path) -> GgufCheckpoint:
-    """Read the header; raises for a damaged file, an architecture or tensor that is not served."""
-    header = read_header(path)
+def open_gguf(path: Path, whole_bytes: int | None = None) -> GgufCheckpoint:
+    """Read the header; raises for a damaged file, an architecture or tensor that is not served.
+
+    With the size of the whole file, `path` may be its first part; no tensor can be loaded then.
+    """
+    header = read_header(path, whole_bytes)
     config = gguf_config(path, header)
     architecture = header.metadata["general.architecture"]
     entries: dict[str, GgufTensor] = {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdover.errors import ModelFileError
 from holdover.plan.sizing.source import Source, config_source, read_config
 from holdover.plan.sizing.weights import StoredWeights
+from holdover.weights.hub import hub_cause
 
 _TIMEOUT_S = 15
 
@@ -29,11 +30,10 @@ def repository_source(repository: str) -> Source:
         cached = try_to_load_from_cache(repository, "config.json")
         if isinstance(cached, str):
             return config_source(repository, "hub", read_config(Path(cached)))
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelFileError(
             repository,
             "is neither a file or folder here nor in the catalogue, and could not be had from "
-            f"Hugging Face: {cause}",
+            f"Hugging Face: {hub_cause(repository, error)}",
         ) from error
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return config_source(repository, "hub", read_config(Path(config_path)), _weights(sizes))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdover.errors import ConfigError, ModelFileError
+from holdover.files import gguf_hint
 from holdover.geometry.sizing import ModelMemory, read_memory
 from holdover.plan.sizing.question import BUILT_IN
 from holdover.plan.sizing.weights import StoredWeights
@@ -46,9 +47,9 @@ def find_source(model: str) -> Source:
     if path.exists():
         return _from_path(path)
     if model in BUILT_IN:
-        from holdover.weights import locate_model
+        from holdover.weights import locate_header
 
-        return _from_gguf(model, locate_model(model))
+        return _from_gguf(model, *locate_header(model))
     from holdover.geometry.sizing.catalogue import find_model, in_catalogue
 
     if in_catalogue(model):
@@ -94,7 +95,7 @@ def _from_path(path: Path) -> Source:
         from holdover.plan.sizing.stored import folder_weights
 
         if not (path / "config.json").exists():
-            raise ModelFileError(path, "has no config.json")
+            raise ModelFileError(path, gguf_hint(path) or "has no config.json")
         config = read_config(path / "config.json")
         return config_source(path.resolve().name, "folder", config, folder_weights(path))
     if path.suffix == ".gguf" or _starts_with(path, b"GGUF"):
@@ -112,11 +113,11 @@ def _starts_with(path: Path, magic: bytes) -> bool:
         raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
 
 
-def _from_gguf(name: str, path: Path) -> Source:
+def _from_gguf(name: str, path: Path, whole_bytes: int | None = None) -> Source:
     from holdover.geometry.sizing import read_gguf_memory
     from holdover.plan.sizing.stored import gguf_headers, gguf_weights, tensor_elements
 
-    headers = gguf_headers(path)
+    headers = gguf_headers(path, whole_bytes)
     metadata = headers[path].metadata
     elements = tensor_elements(headers)
 

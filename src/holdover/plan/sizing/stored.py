@@ -40,10 +40,15 @@ def folder_weights(folder: Path) -> StoredWeights | None:
     return StoredWeights(n_bytes, None if packed else elements, named, "safetensors headers")
 
 
-def gguf_headers(path: Path) -> dict[Path, GgufHeader]:
-    """The header of a GGUF file, and those of the other parts of a file in parts."""
+def gguf_headers(path: Path, whole_bytes: int | None = None) -> dict[Path, GgufHeader]:
+    """The header of a GGUF file, and those of the other parts of a file in parts.
+
+    `whole_bytes` is the size of a file of which `path` is the first piece, with its only header.
+    """
     from holdover.weights._gguf_header import read_header
 
+    if whole_bytes is not None:
+        return {path: read_header(path, whole_bytes)}
     return {part: read_header(part) for part in (path, *_gguf_parts(path))}
 
 
