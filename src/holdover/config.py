@@ -6,6 +6,7 @@ them ("256MiB"); what they come to is decided by the plan and printed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from holdover.errors import ConfigError
 from holdover.units import parse_bytes
 
+DTYPES = ("auto", "fp32", "bf16")
 MAX_THREADS = 1024  # torch crashes where the system refuses one
 
 
@@ -23,13 +25,13 @@ class Config:
     model: str = "smollm2"
     """Built-in name, GGUF file, safetensors folder, or Hugging Face repository."""
     kv_memory: str | None = None
-    """Bytes of the KV arena; derived from the machine when neither this nor `memory` is given."""
+    """Bytes of the KV arena alone; without it and --memory, half of what the machine has left."""
     memory: str | None = None
-    """Bytes of the whole process; the arena is what the other parts leave."""
+    """Bytes of the whole process; the arena gets what the rest leaves. In place of --kv-memory."""
     kv: str = "bf16"
-    """KV codec: how keys and values are stored."""
+    """How keys and values are stored."""
     dtype: str = "auto"
-    """Compute and weight type: fp32, bf16, or what is fastest on this machine."""
+    """Compute and weight type; auto is what is fastest on this machine."""
     backend: str = "reference"
     """Kernel backend."""
     eviction: str = "lru"
@@ -53,9 +55,13 @@ class Config:
     port: int = 8000
     """TCP port; 0 takes a free one."""
     api_keys: tuple[str, ...] = ()
-    """Keys of which a client must send one; anyone is served when empty."""
+    """A key that clients may send, repeatable; without any, anyone is served. Several in the
+    environment: HOLDOVER_API_KEYS, separated by commas or spaces."""
     grace_s: float = 10.0
-    """Seconds that running streams get to finish after SIGTERM."""
+    """Seconds that running requests get to finish after Ctrl-C or SIGTERM; a second one ends at
+    once."""
+    log_requests: bool = False
+    """Print a line on stderr for each finished request: tokens, reuse and times."""
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "max_sequences", "max_waiting_requests", "step_tokens"):
@@ -74,19 +80,16 @@ class Config:
                 f"{self.step_tokens} is less than --max-sequences {self.max_sequences}; "
                 "every running sequence needs one token of each step",
             )
-        if self.dtype not in ("auto", "fp32", "bf16"):
-            raise ConfigError("--dtype", f"{self.dtype!r}; use auto, fp32 or bf16")
+        if self.dtype not in DTYPES:
+            raise ConfigError("--dtype", f"{self.dtype!r}; use {', '.join(DTYPES)}")
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", f"{self.port} is not between 0 and 65535")
         if not self.grace_s >= 0:  # NaN neither
             raise ConfigError("--grace-s", f"{self.grace_s} is not 0 or more; 0 stops at once")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise ConfigError("--threads", f"{self.threads} is too many; the most is {MAX_THREADS}")
-        for key in self.api_keys:
-            if not key.isprintable() or key != key.strip() or not key:
-                raise ConfigError(
-                    "--api-key", "a key is empty or has characters that no header can carry"
-                )
+        for number, key in enumerate(self.api_keys, 1):
+            _check_key(f"key {number} of {len(self.api_keys)}", key)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
@@ -107,3 +110,26 @@ def at_least_one(name: str, value: int) -> None:
     """Raises ConfigError with the flag of the field `name`."""
     if value < 1:
         raise ConfigError(flag(name), f"{value} is too small; the least is 1")
+
+
+def keys_of(text: str) -> tuple[str, ...]:
+    """The keys in HOLDOVER_API_KEYS: separated by commas, spaces or line ends."""
+    keys = tuple(key for key in re.split(r"[,\s]+", text) if key)
+    if not keys:
+        raise ConfigError(
+            "HOLDOVER_API_KEYS", "is set and holds no key; unset it if anyone is to be served"
+        )
+    return keys
+
+
+def _check_key(which: str, key: str) -> None:
+    """The key itself stays out of the message: it would end in a log."""
+    if not key:
+        problem = "is empty"
+    elif not key.isascii() or not key.isprintable():
+        problem = "has characters that an HTTP header cannot carry; use ASCII letters and digits"
+    elif "," in key or " " in key:
+        problem = "has a comma or a space in it; repeat --api-key for each key"
+    else:
+        return
+    raise ConfigError("--api-key", f"{which} {problem}")

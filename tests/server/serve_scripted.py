@@ -20,6 +20,7 @@ def main() -> None:
         model_name="scripted",
         max_context_tokens=4096,
         on_ready=lambda url: print(url, flush=True),
+        on_drain=lambda running: print(f"finishing {running}", flush=True),
     )
     print("ended", flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -121,15 +122,15 @@ def test_32_streams_at_once(start: Any) -> None:
 
 
 def test_keys_and_tenants(start: Any) -> None:
-    server = start(api_keys=("sk-anna", "sk-bertä"))
+    server = start(api_keys=("sk-anna", "sk-bert"))
     for key in ("sk-anna", "sk-anna"):
         server.client(key).completions.create(model=server.model, prompt="x")
-    headers = {"Authorization": "Bearer sk-bertä".encode()}
+    headers = {"Authorization": "Bearer sk-bert"}
     body = {"model": server.model, "prompt": "x"}
     assert server.post("/v1/completions", json=body, headers=headers).status_code == 200
     anna, again, bert = server.engine.tenants
     assert anna == again == tenant_of("sk-anna")
-    assert bert == tenant_of("sk-bertä") != anna
+    assert bert == tenant_of("sk-bert") != anna
     assert "sk-" not in anna
     assert "anna" not in anna
 
@@ -206,6 +207,49 @@ def test_long_text_is_tokenized_off_the_loop(start: Any) -> None:
     assert server.post("/v1/completions", json=body, timeout=3).status_code == 200
     go_on.set()
     long.join()
+
+
+def test_a_line_for_each_finished_request(
+    start: Any, soon: Soon, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = start(lambda prompt: b"abc", log_requests=True)
+    client = server.client()
+    whole = client.completions.create(model=server.model, prompt="hello", n=2)
+    server.post("/v1/completions", json={"model": server.model, "prompt": []})  # was never accepted
+    list(client.completions.create(model=server.model, prompt="hello", stream=True, max_tokens=2))
+    first, second = capfd.readouterr().err.splitlines()
+    usage = whole.usage
+    assert first.startswith(f"{whole.id}: prompt 5 tokens, ")
+    assert f"cached {usage.prompt_tokens_details.cached_tokens}, " in first
+    assert f"output {usage.completion_tokens}, " in first
+    assert re.search(r"TTFT \d+\.\d{3} s, total \d+\.\d{3} s, 2 x stop$", first)
+    assert second.endswith(" s, length")
+    assert "hello" not in first + second
+
+
+def test_a_client_that_leaves_has_its_line_too(
+    start: Any, soon: Soon, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = start(endless, step_s=0.01, log_requests=True)
+    stream = server.client().completions.create(
+        model=server.model, prompt="x", stream=True, max_tokens=900
+    )
+    next(iter(stream))
+    stream.close()
+    assert soon(lambda: idle(server))
+    lines: list[str] = []
+    assert soon(lambda: bool(lines.extend(capfd.readouterr().err.splitlines()) or lines))
+    assert re.search(r"cached -, output \d+, TTFT .* cancelled$", lines[0])
+
+
+def test_requests_are_counted_by_route(start: Any) -> None:
+    server = start()
+    for path in ("/openapi.json", "/v1/models", "/no/such", "/v1/models/acme/scripted"):
+        server.get(path)
+    text = server.get("/metrics").text
+    for route in ("/openapi.json", "/v1/models", "unmatched", "/v1/models/{model_id:path}"):
+        assert f'holdover_requests_total{{route="{route}"' in text, route
+    assert "/no/such" not in text
 
 
 def test_metrics(start: Any) -> None:

@@ -75,7 +75,7 @@ def test_running_stream_finishes(spawn: Spawn) -> None:
     text += "".join(piece.choices[0].text for piece in pieces)
     assert text == "abcdefghij"
     out, err = process.communicate(timeout=5)
-    assert (process.returncode, out, err) == (0, "ended\n", "")
+    assert (process.returncode, out, err) == (0, "finishing 1\nended\n", "")
 
 
 def test_grace_time_is_a_limit(spawn: Spawn) -> None:
@@ -88,19 +88,20 @@ def test_grace_time_is_a_limit(spawn: Spawn) -> None:
         list(pieces)
     out, err = process.communicate(timeout=5)
     assert time.monotonic() - began_s < 3
-    assert (process.returncode, out, err) == (0, "ended\n", "")
+    assert (process.returncode, out, err) == (0, "finishing 1\nended\n", "")
 
 
-def test_second_signal_ends_at_once(spawn: Spawn) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_ends_at_once(spawn: Spawn, number: signal.Signals) -> None:
     process, url = spawn(1.0, 60.0)
     pieces = iter(stream(url))
     next(pieces)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=2)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
 
 
 def test_a_client_that_never_reads_does_not_hold_up_the_end(start: Any, soon: Any) -> None:
@@ -130,3 +131,7 @@ def test_port_in_use(spawn: Spawn) -> None:
         bind("127.0.0.1", int(url.rpartition(":")[2]))
     with pytest.raises(ConfigError, match="--host"):
         bind("no.such.host.invalid", 0)
+    with pytest.raises(
+        ConfigError, match=r"--host: 192\.0\.2\.1 is not an address of this machine"
+    ):
+        bind("192.0.2.1", 0)  # an address that is nobody's (RFC 5737)

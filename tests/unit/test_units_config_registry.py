@@ -87,9 +87,11 @@ def test_an_unknown_setting_is_fatal_and_lists_the_known_ones() -> None:
         ({"grace_s": -1.0}, "--grace-s"),
         ({"grace_s": float("nan")}, "--grace-s"),
         ({"threads": 100_000}, "--threads: 100000 is too many; the most is 1024"),
-        ({"api_keys": ("good", "")}, "--api-key: a key is empty"),
-        ({"api_keys": ("padded ",)}, "--api-key"),
-        ({"api_keys": ("\udcff",)}, "--api-key"),
+        ({"api_keys": ("good", "")}, "--api-key: key 2 of 2 is empty"),
+        ({"api_keys": ("padded ",)}, "--api-key: key 1 of 1 has a comma or a space"),
+        ({"api_keys": ("k1,k2",)}, "--api-key: key 1 of 1 has a comma or a space"),
+        ({"api_keys": ("\udcff",)}, "--api-key: .* cannot carry"),
+        ({"api_keys": ("schlüssel",)}, "--api-key: .* cannot carry; use ASCII"),
     ],
 )
 def test_settings_that_cannot_work_name_their_flag(settings: dict, message: str) -> None:

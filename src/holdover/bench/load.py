@@ -12,12 +12,12 @@ from holdover.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`input_tokens` counts words, which is near the tokens of usual vocabularies."""
+    """A prompt has `input_words` words, which is near its tokens in usual vocabularies."""
 
     url: str = "http://127.0.0.1:8000"
     streams: int = 4
     requests: int = 16
-    input_tokens: int = 128
+    input_words: int = 128
     output_tokens: int = 64
     model: str | None = None  # the server's first when not given
     api_key: str | None = None
@@ -26,7 +26,7 @@ class Load:
     timeout_s: float = 300.0  # longest silence of a stream
 
     def __post_init__(self) -> None:
-        for name in ("streams", "requests", "input_tokens", "output_tokens"):
+        for name in ("streams", "requests", "input_words", "output_tokens"):
             at_least_one(name, getattr(self, name))
         if not self.timeout_s > 0:  # NaN neither
             raise ConfigError("--timeout-s", f"{self.timeout_s} is not above 0")
@@ -38,7 +38,7 @@ class Load:
         return self.url.rstrip("/").removesuffix("/v1") + "/v1"
 
     def body(self, index: int, model: str) -> dict[str, Any]:
-        content = prompt_text(self.seed, index, self.input_tokens)
+        content = prompt_text(self.seed, index, self.input_words)
         extra = {"ignore_eos": True} if self.ignore_eos else {}
         return {
             "model": model,

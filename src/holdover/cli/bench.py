@@ -16,36 +16,41 @@ _DEFAULTS = Load()
 def register(app: typer.Typer) -> None:
     @plain_command(app, "bench")
     def bench(
-        url: Annotated[str, typer.Option(help="The server.")] = _DEFAULTS.url,
+        url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = _DEFAULTS.url,
         streams: Annotated[int, typer.Option(help="Requests at once.")] = _DEFAULTS.streams,
         requests: Annotated[int, typer.Option(help="Requests in all.")] = _DEFAULTS.requests,
-        input_tokens: Annotated[
-            int, typer.Option(help="Words of each prompt.")
-        ] = _DEFAULTS.input_tokens,
+        input_words: Annotated[
+            int, typer.Option(help="Words of each prompt; the result has its tokens.")
+        ] = _DEFAULTS.input_words,
         output_tokens: Annotated[
             int, typer.Option(help="Most tokens of each answer.")
         ] = _DEFAULTS.output_tokens,
         model: Annotated[
-            str | None, typer.Option(help="Its first model when not given.")
+            str | None, typer.Option(help="Model name; the first of its list when not given.")
         ] = _DEFAULTS.model,
-        api_key: Annotated[str | None, typer.Option(envvar="HOLDOVER_API_KEY")] = _DEFAULTS.api_key,
-        seed: Annotated[int, typer.Option(help="Of the prompts' text.")] = _DEFAULTS.seed,
+        api_key: Annotated[
+            str | None, typer.Option(help="Sent to the server.", envvar="HOLDOVER_API_KEY")
+        ] = _DEFAULTS.api_key,
+        seed: Annotated[int, typer.Option(help="Same seed, same prompts.")] = _DEFAULTS.seed,
         ignore_eos: Annotated[
             bool, typer.Option(help="Ask for answers of full length; not part of OpenAI's API.")
         ] = _DEFAULTS.ignore_eos,
         timeout_s: Annotated[
-            float, typer.Option(help="Longest silence of a stream.")
+            float, typer.Option(help="Longest silence of a stream, in seconds.")
         ] = _DEFAULTS.timeout_s,
         json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
     ) -> None:
-        """Measure TTFT, time between tokens and throughput of an OpenAI-compatible server."""
+        """Measure latency and throughput of an OpenAI-compatible server.
+
+        Time to the first token (TTFT), time between tokens, output tokens per second, errors.
+        """
         import asyncio
 
         from holdover.bench.report import bench_json, bench_lines
         from holdover.bench.run import run_load
 
         load = Load(
-            url, streams, requests, input_tokens, output_tokens, model, api_key, seed, ignore_eos,
+            url, streams, requests, input_words, output_tokens, model, api_key, seed, ignore_eos,
             timeout_s,
         )  # fmt: skip
         n_done = 0

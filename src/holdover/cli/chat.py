@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
         seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
         max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     ) -> None:
-        """Talk to a model in the terminal; says after each answer what it cost."""
+        """Talk to a model in the terminal, and see what it costs."""
         from holdover.cli.loading import load_engine, open_model, starting
         from holdover.engine.api import SamplingParams
         from holdover.engine.planning import plan_serving

@@ -20,7 +20,9 @@ PLAN_FIELDS = (
     "step_tokens", "max_context",
 )  # fmt: skip
 ENGINE_FIELDS = ("eviction", "threads")
-SERVER_FIELDS = ("served_name", "host", "port", "api_keys", "max_waiting_requests", "grace_s")
+SERVER_FIELDS = (
+    "served_name", "host", "port", "api_keys", "max_waiting_requests", "grace_s", "log_requests",
+)  # fmt: skip
 
 _CONVERSIONS = {"str": str, "int": int, "float": float}
 

@@ -31,7 +31,10 @@ def register(app: typer.Typer) -> None:
         tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
         json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     ) -> None:
-        """Show a model file's architecture, geometry, tensors, tokenizer and quantisation."""
+        """Show what a model file contains.
+
+        Architecture, geometry, tensors, tokenizer and quantisation, from the header alone.
+        """
         from holdover.weights import open_header
 
         report = inspect_json(open_header(model), tensors)

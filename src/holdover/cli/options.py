@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +27,11 @@ from holdover.cli.flags import (
     SERVER_FIELDS,
     flags_of,
 )
-from holdover.config import Config, flag
+from holdover.codecs.base import codec_names
+from holdover.config import DTYPES, Config, flag, keys_of
 from holdover.errors import HoldoverError
 from holdover.plan.sizing.question import Question
+from holdover.registry import plugin_names
 
 __all__ = [
     "ENGINE_FIELDS",
@@ -43,7 +46,7 @@ __all__ = [
 ]
 
 _SINGULAR = {"api_keys": "--api-key"}
-_ENVIRONMENT = {"api_keys": "HOLDOVER_API_KEYS"}  # a key on the command line is seen by everyone
+_KEYS_VARIABLE = "HOLDOVER_API_KEYS"  # a key on the command line is seen by everyone
 
 
 def config_command(
@@ -59,6 +62,8 @@ def config_command(
             if "api_keys" in settings:
                 settings["api_keys"] = tuple(settings["api_keys"])
             with people_errors():
+                if settings.get("api_keys") == () and _KEYS_VARIABLE in os.environ:
+                    settings["api_keys"] = keys_of(os.environ[_KEYS_VARIABLE])
                 function(Config.of(settings), **values)
 
         parameters = [_parameter(field) for field in config_fields]
@@ -147,20 +152,36 @@ def _parameter(name: str, settings: type = Config) -> inspect.Parameter:
     field = next(field for field in fields(settings) if field.name == name)
     hint = get_type_hints(settings)[name]
     default: Any = field.default
-    help_text = field_help(settings)[name]
+    metavar, values = _values(name) if settings is Config else (None, "")
+    help_text = inspect.cleandoc(field_help(settings)[name]) + values
     if name == "model":
         info: Any = typer.Argument(help=help_text)
     elif isinstance(default, tuple):  # may be repeated, and is named in the singular
         hint, default = list[str], list(default)
         info = typer.Option(
-            _SINGULAR.get(name, flag(name)), help=help_text, envvar=_ENVIRONMENT.get(name),
-            show_default=False,
-        )  # fmt: skip
+            _SINGULAR.get(name, flag(name)), help=help_text, metavar=metavar, show_default=False
+        )
     else:
-        info = typer.Option(flag(name), help=help_text)
+        info = typer.Option(flag(name), help=help_text, metavar=metavar)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]
     )
+
+
+_PACKAGES = {"backend": "holdover.kernels", "eviction": "holdover.cache.eviction"}
+
+
+def _values(name: str) -> tuple[str | None, str]:
+    """What stands for a setting's value in the help, and what is added to its text."""
+    if name in ("memory", "kv_memory"):
+        return "<size>", " As 256MiB."
+    if name == "kv":
+        return "<codec>", f" One of {', '.join(codec_names())}."
+    if name == "dtype":
+        return f"[{'|'.join(DTYPES)}]", ""
+    if name in _PACKAGES:
+        return f"[{'|'.join(plugin_names(_PACKAGES[name]))}]", ""
+    return None, ""
 
 
 def _register(

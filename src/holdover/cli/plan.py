@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--fields", help="Also where every byte of a block goes.")
         ] = False,
     ) -> None:
-        """Say what a model's KV cache will take, and what fits, before anything is loaded.
+        """Say what a model's KV cache will take, and what fits.
+
+        Nothing is loaded for that: headers and a config are read.
 
         MODEL is a built-in name, a GGUF file, a folder, a config.json, a name of the catalogue
         (llama-3-8b), or a Hugging Face repository, of which only the config and the file sizes

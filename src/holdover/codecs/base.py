@@ -65,6 +65,8 @@ def sized_codec_names() -> tuple[str, ...]:
 
 def get_codec(name: str, flag: str = "--kv") -> Codec:
     """A codec that serves, by its name."""
+    if name not in _codecs():
+        raise ConfigError(flag, f"no codec {name!r}; there are: {', '.join(codec_names())}")
     codec = get_sized_codec(name, flag)
     if not codec.serves:
         names = ", ".join(codec_names())

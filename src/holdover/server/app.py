@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from importlib import resources
 
@@ -49,6 +50,7 @@ def create_app(
         created=int(time.time()),
         metrics=Metrics(engine),
         drain=Drain(),
+        log_request=_to_stderr if config.log_requests else None,
     )
     app = FastAPI(
         title="Holdover",
@@ -65,6 +67,10 @@ def create_app(
     _token_routes(app, context)
     _operation_routes(app, context)
     return app
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _model_routes(app: FastAPI, context: Context) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,3 +81,4 @@ class Context:
     created: int  # Unix time, seconds
     metrics: Metrics
     drain: Drain
+    log_request: Callable[[str], None] | None  # gets a line for each request that ended

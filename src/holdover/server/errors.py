@@ -30,6 +30,28 @@ _CODES = {
     "string_unicode": "invalid_unicode",
 }
 
+# pydantic speaks of Python; a client wrote JSON.
+_MUST_BE = {
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+_MUST_HAVE = {
+    "too_short": "at least {min_length} item",
+    "too_long": "at most {max_length} items",
+    "string_too_short": "at least {min_length} character",
+    "string_too_long": "at most {max_length} characters",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -88,18 +110,23 @@ def from_request_error(error: RequestError, rename: Mapping[str, str] | None = N
 
 def from_validation(error: ValidationError) -> Problem:
     """The first of pydantic's complaints, with the path of the field as the client wrote it."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     param = path_of(first["loc"]) or "the request body"
-    kind, message = first["type"], first["msg"]
+    kind, context = first["type"], first.get("ctx", {})
     if kind == "missing":
         text = f"{param} is required"
     elif kind == "extra_forbidden":
         text = unknown(str(first["loc"][-1]), ())
     elif kind == "string_unicode":
         text = f"{param}: not valid Unicode (a lone surrogate character)"
+    elif kind in _MUST_BE:
+        text = f"{param} must be {_MUST_BE[kind].format(**context)}, not {_shown(first['input'])}"
+    elif kind in _MUST_HAVE:
+        text = f"{param} must have {_MUST_HAVE[kind].format(**context)}"
+        if isinstance(first["input"], str | list | dict):
+            text += f", not {len(first['input'])}"
     else:
-        shown = _shown(first["input"])
-        text = f"{param}: {message[0].lower() + message[1:]}, not {shown}"
+        text = f"{param}: {first['msg'][0].lower() + first['msg'][1:]}"
     return Problem(400, text, path_of(first["loc"]) or None, _CODES.get(kind, "invalid_value"))
 
 

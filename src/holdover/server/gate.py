@@ -63,8 +63,7 @@ class Gate:
             raise
         finally:
             self._drain.leave()
-            route = getattr(scope.get("route"), "path", "unmatched")
-            self._requests.labels(route, str(status)).inc()
+            self._requests.labels(_route(scope), str(status)).inc()
 
     def _admit(self, scope: Scope) -> Problem | None:
         headers = Headers(scope=scope)
@@ -133,6 +132,15 @@ class _Body:
 def too_large() -> Problem:
     text = f"the request body is larger than {MAX_BODY_BYTES} bytes"
     return Problem(413, text, None, "request_too_large")
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern, so that paths that anyone can make up do not become labels."""
+    path = getattr(scope.get("route"), "path", None)
+    if path is not None:
+        return str(path)
+    # Starlette's own routes, as that of /openapi.json, leave an endpoint only; none has a pattern.
+    return str(scope["path"]) if "endpoint" in scope else "unmatched"
 
 
 def _digest(key: bytes) -> bytes:

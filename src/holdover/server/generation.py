@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdover.engine.api import (
@@ -24,12 +24,14 @@ from holdover.engine.api import (
     Usage,
 )
 from holdover.server.metrics import Metrics
+from holdover.server.request_log import Tally
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """`n` answers to each prompt, for one tenant."""
 
+    name: str  # the id that the client sees
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     n: int
@@ -54,11 +56,22 @@ class Answer:
 class Generation:
     """A job in the engine. Create, iterate `events()` on the loop, `cancel()` in any case."""
 
-    def __init__(self, engine: EngineLike, metrics: Metrics, job: Job) -> None:
-        """Submit the job. Raises RequestError, with nothing left in the engine."""
+    def __init__(
+        self,
+        engine: EngineLike,
+        metrics: Metrics,
+        job: Job,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """Submit the job. Raises RequestError, with nothing left in the engine.
+
+        `log` gets one line when it has ended, in whatever way.
+        """
         self._engine = engine
         self._metrics = metrics
         self._job = job
+        self._log: Callable[[str], None] | None = None  # until it is accepted
+        self._tally = Tally()
         self._queue: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
         self._request_ids: list[str] = []
         n_answers = len(job.prompts) * job.n
@@ -76,6 +89,7 @@ class Generation:
             self._open.clear()  # a request that was refused has no answers to count
             self.cancel()
             raise
+        self._log = log
 
     def _sink(self, loop: asyncio.AbstractEventLoop, first: int) -> EventSink:
         queue = self._queue
@@ -99,16 +113,20 @@ class Generation:
             yield [event for _, event in batch]
 
     def cancel(self) -> None:
-        """Stop what still runs. Harmless when all is done."""
+        """Stop what still runs, and close the books. Harmless when all is done."""
         for request_id in self._request_ids:
             self._engine.cancel(request_id)
         for _ in self._open:
             self._metrics.answers.labels("cancelled").inc()
+        if self._log is not None:
+            self._log(self._tally.line(self._job, self.usages, len(self._open)))
+            self._log = None
         self._open.clear()
 
     def _observe(self, at_s: float, event: Event) -> None:
         metrics, started_s = self._metrics, self._job.started_s
         last_s = self._last_token_s[event.index]
+        self._tally.take(at_s - started_s, event)
         if event.token_ids:
             if last_s is None:
                 metrics.ttft_s.observe(at_s - started_s)

@@ -84,7 +84,7 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Int = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 Content = Annotated[str | None, BeforeValidator(_join_parts), AfterValidator(_encodable)]
 Stop = Annotated[
-    list[Annotated[Text, Field(max_length=MAX_STOP_CHARS)]],
+    list[Annotated[str, Field(max_length=MAX_STOP_CHARS), AfterValidator(_encodable)]],
     BeforeValidator(_as_list),
     Field(max_length=MAX_STOP),
 ]

@@ -43,7 +43,7 @@ def generation_routes(context: Context) -> APIRouter:
             head = _head(context, request, "chatcmpl")
             writer = ChatWriter(head, context.tokenizer, bool(asked.logprobs))
             n, tenant = asked.n or 1, request.state.tenant
-            job = Job((prompt,), params, n, tenant, started_s)
+            job = Job(head["id"], (prompt,), params, n, tenant, started_s)
             return await _answer(context, request, asked, job, writer)
         except RequestError as error:
             raise ApiError(from_request_error(error, asked.renamed)) from error
@@ -63,7 +63,7 @@ def generation_routes(context: Context) -> APIRouter:
         writer = CompletionWriter(
             head, context.tokenizer, asked.logprobs is not None, _echoes(context, asked, n)
         )
-        job = Job(prompts, params, n, tenant, started_s)
+        job = Job(head["id"], prompts, params, n, tenant, started_s)
         return await _answer(context, request, asked, job, writer)
 
     return router
@@ -73,7 +73,7 @@ async def _answer(
     context: Context, request: Request, asked: GenerationRequest, job: Job, writer: Writer
 ) -> Response:
     try:
-        generation = Generation(context.engine, context.metrics, job)
+        generation = Generation(context.engine, context.metrics, job, context.log_request)
     except RequestError as error:
         context.drain.engine_gone |= error.code == SHUTTING_DOWN
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -39,13 +40,17 @@ def serve(
     model_name: str,
     max_context_tokens: int,
     on_ready: Callable[[str], None] = print,
+    on_drain: Callable[[int], None] = lambda running: None,
 ) -> None:
     """Serve on a socket from `bind` until a signal comes; then shut the engine down and return.
 
-    `on_ready` gets the URL once requests are answered.
+    `on_ready` gets the URL once requests are answered, `on_drain` the number of requests that a
+    first signal finds running.
     """
     app = create_app(engine, tokenizer, config, model_name, max_context_tokens)
-    server = HoldoverServer(app, app.state.drain, engine, config, lambda: on_ready(_url(listener)))
+    server = HoldoverServer(
+        app, app.state.drain, engine, config, lambda: on_ready(_url(listener)), on_drain
+    )
     try:
         server.run(sockets=[listener])
     finally:
@@ -63,7 +68,7 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except OSError as error:
         raise ConfigError(
-            "--host", f"{host!r} is not an address of this machine: {error}"
+            "--host", f"{host!r} is not an address of this machine: {error.strerror}"
         ) from error
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,6 +79,9 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError("--port", f"{port} is reserved; use one from 1024 on") from error
     except OSError as error:
         sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            text = f"{host} is not an address of this machine; 0.0.0.0 listens on all of them"
+            raise ConfigError("--host", text) from error
         text = f"cannot listen on {host}:{port}: {error.strerror}; --port 0 takes a free port"
         raise ConfigError("--port", text) from error
     return sock
@@ -89,6 +97,7 @@ class HoldoverServer(uvicorn.Server):
         engine: EngineLike,
         config: Config,
         on_ready: Callable[[], None],
+        on_drain: Callable[[int], None] = lambda running: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -110,6 +119,7 @@ class HoldoverServer(uvicorn.Server):
         self._engine = engine
         self._grace_s = config.grace_s
         self._on_ready = on_ready
+        self._on_drain = on_drain
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._engine_lock = threading.Lock()
@@ -165,6 +175,8 @@ class HoldoverServer(uvicorn.Server):
 
     def _begin(self) -> None:
         if self._ending is None:
+            if self._drain.active:
+                self._on_drain(self._drain.active)
             self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:

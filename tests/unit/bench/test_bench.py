@@ -219,7 +219,7 @@ def test_requests_are_deterministic_and_distinct() -> None:
         bodies.append(body)
         await streaming()(body, writer)
 
-    measure(answer, requests=3, streams=1, input_tokens=20, output_tokens=4, seed=7)
+    measure(answer, requests=3, streams=1, input_words=20, output_tokens=4, seed=7)
     texts = [body["messages"][0]["content"] for body in bodies]
     assert texts == [prompt_text(7, index, 20) for index in range(3)]
     assert len({text[:20] for text in texts}) == 3
@@ -228,7 +228,7 @@ def test_requests_are_deterministic_and_distinct() -> None:
     assert {body["model"] for body in bodies} == {"fake"}
 
 
-@pytest.mark.parametrize("field", ["streams", "requests", "input_tokens", "output_tokens"])
+@pytest.mark.parametrize("field", ["streams", "requests", "input_words", "output_tokens"])
 def test_zero_of_anything_names_its_flag(field: str) -> None:
     with pytest.raises(ConfigError, match="--" + field.replace("_", "-")):
         Load(**{field: 0})

@@ -73,8 +73,36 @@ def test_values_reach_the_configuration_and_own_options_the_command() -> None:
 
 def test_keys_may_come_from_the_environment() -> None:
     app, seen = app_of()
-    CliRunner().invoke(app, ["go"], env={"HOLDOVER_API_KEYS": "one two"})
-    assert seen[0][0].api_keys == ("one", "two")
+    for text in ("one two", "one,two", " one, two,\n"):
+        CliRunner().invoke(app, ["go"], env={"HOLDOVER_API_KEYS": text})
+        assert seen.pop()[0].api_keys == ("one", "two"), text
+    given = ["go", "--api-key", "three"]
+    CliRunner().invoke(app, given, env={"HOLDOVER_API_KEYS": "one two"})
+    assert seen.pop()[0].api_keys == ("three",)
+    # Set and empty is a mistake in a script, not a wish to serve anyone.
+    result = CliRunner().invoke(app, ["go"], env={"HOLDOVER_API_KEYS": " , "})
+    assert (result.exit_code, seen) == (2, [])
+    assert "HOLDOVER_API_KEYS: is set and holds no key" in result.stderr
+    assert "HOLDOVER_API_KEYS, separated by commas or spaces" in " ".join(help_of("serve").split())
+
+
+def help_of(*command: str) -> str:
+    return CliRunner().invoke(build_app(), [*command, "--help"], env={"COLUMNS": "80"}).output
+
+
+def test_help_is_whole_at_80_columns_and_lists_what_may_be_given() -> None:
+    assert "..." not in help_of().partition("Commands:")[2]
+    assert "SIGTERM" in help_of("serve")
+    text = " ".join(help_of("serve").split())
+    for values in (
+        "[auto|fp32|bf16]",
+        "[reference]",
+        "[lru]",
+        "One of bf16, fp16, fp32, fp8, int4",
+    ):
+        assert values in text
+    assert "without it and --memory" in text
+    assert "--input-words" in help_of("bench")
 
 
 @pytest.mark.parametrize(
