@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from holdover.cli.chat import ChatSession, _talk
+from holdover.cli.chat import talk as _talk
+from holdover.cli.conversation import ChatSession
 from holdover.codecs.base import uniform
 from holdover.engine.api import EngineStats, Event, SamplingParams, Usage
 from holdover.errors import HoldoverError, RequestError
@@ -32,7 +41,9 @@ class ScriptedEngine:
 
     scripts: list[list[Event]]
     prompts: list[tuple[int, ...]] = field(default_factory=list)
+    asked: list[SamplingParams] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    sinks: list[Callable[[Event], None]] = field(default_factory=list)
     refuse: RequestError | None = None
 
     def submit(
@@ -42,12 +53,16 @@ class ScriptedEngine:
         if self.refuse is not None:
             raise self.refuse
         self.prompts.append(prompt)
+        self.asked.append(params)
+        self.sinks.append(on_event)
         events = self.scripts.pop(0)
         threading.Thread(target=lambda: [on_event(event) for event in events]).start()
         return f"r{len(self.prompts)}"
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+        usage = Usage(prompt_tokens=40, completion_tokens=1, cached_tokens=0)
+        self.sinks[-1](Event(0, "", (), finish_reason="cancelled", usage=usage))
 
     def stats(self) -> EngineStats:
         return EngineStats(0, 0, 0, 9, 30, 12, 7, 0, 0, 4096, 4096, 0, 0, 2048, 0)
@@ -68,10 +83,11 @@ def answer_of(*words: str, cached: int = 0, prompt: int = 40) -> list[Event]:
     return [*events, Event(0, "", (0,), finish_reason="stop", usage=usage)]
 
 
-def session_of(*scripts: list[Event], system: str | None = None) -> ChatSession:
-    return ChatSession(
-        ScriptedEngine(list(scripts)), WordTokenizer(), LAYOUT, SamplingParams(), system
-    )
+def session_of(
+    *scripts: list[Event], system: str | None = None, max_tokens: int | None = None
+) -> ChatSession:
+    params = SamplingParams(max_tokens=max_tokens)
+    return ChatSession(ScriptedEngine(list(scripts)), WordTokenizer(), LAYOUT, 100, params, system)
 
 
 def talk(session: ChatSession, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +102,8 @@ def test_a_piped_conversation_carries_on_and_says_what_it_costs(
         answer_of("Hel", "lo"), answer_of("Yes", cached=36, prompt=60), system="Be brief."
     )
     talk(session, "Hi\n\n  And?  \n", monkeypatch)
-    out = capsys.readouterr().out
-    assert "Hello" in out
+    said, out = capsys.readouterr()
+    assert said == "Hello\nYes\n", "answers and nothing else"
     # 42 rows stored after turn one: 3 blocks of the full group; the next query sees 11..41: 3.
     assert f"KV {6 * BLOCK_BYTES / 1024:.1f} KiB for 42 tokens" in out
     assert "reused 36 of 60 prompt tokens" in out
@@ -104,31 +120,81 @@ def test_commands_reset_show_and_exit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = session_of(answer_of("a"), answer_of("b"))
-    talk(session, "one\n/reset\ntwo\n/stats\n/what\n/exit\nthree\n", monkeypatch)
-    out = capsys.readouterr().out
+    talk(session, "one\n/clear\ntwo\n/stats\n/what now\n/help\n/quit\nthree\n", monkeypatch)
+    out = capsys.readouterr().err
     assert [m["content"] for m in session.messages] == ["two", "b"]
     assert "12 of 30 prompt tokens reused" in out
     assert "2.0 KiB kept for reuse" in out
-    assert "/exit ends" in out
+    assert "there is no command /what; /help lists them" in out
+    assert "start over (also /reset)" in out
+
+
+def test_a_message_may_begin_with_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(answer_of("a"))
+    talk(session, "/usr/bin holds what?\n", monkeypatch)
+    assert session.messages[0]["content"] == "/usr/bin holds what?"
 
 
 def test_a_request_that_is_refused_leaves_no_trace_and_ends_a_pipe(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = session_of()
     session.engine.refuse = RequestError("messages", "too long; 100 tokens fit")
     with pytest.raises(RequestError, match="100 tokens fit"):
         talk(session, "long\n", monkeypatch)
     assert session.messages == []
+    assert capsys.readouterr().err == "", "the command's own handler says it, once"
 
 
-def test_an_answer_that_is_stopped_is_cancelled_and_forgotten() -> None:
+def test_an_answer_that_is_closed_is_cancelled_and_forgotten() -> None:
     session = session_of([Event(0, "endless", (7,))])
     pieces = session.answer("go")
     assert next(pieces) == "endless"
     pieces.close()
     assert session.engine.cancelled == ["r1"]
     assert session.messages == []
+
+
+def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came() -> None:
+    session = session_of([Event(0, "once upon", (7,))], answer_of("the end"))
+    pieces = session.answer("go")
+    assert next(pieces) == "once upon"
+    assert session.stop()
+    assert not session.stop(), "asked before"
+    assert "".join(pieces) == ""
+    assert session.engine.cancelled == ["r1"]
+    assert [m["content"] for m in session.messages] == ["go", "once upon"]
+    assert session.note.endswith("stopped: the answer so far is kept")
+    list(session.answer("and then?"))
+    assert session.messages[-1]["content"] == "the end"
+
+
+def test_an_answer_stopped_before_its_first_word_drops_the_message_and_says_so() -> None:
+    session = session_of([])
+    pieces = session.answer("go")
+    threading.Timer(0.2, session.stop).start()
+    assert "".join(pieces) == ""
+    assert session.messages == []
+    assert session.note == "stopped before the answer began; your message is dropped"
+
+
+def test_max_tokens_is_cut_to_what_the_context_leaves() -> None:
+    session = session_of(answer_of("a"), answer_of("b"), max_tokens=90)
+    list(session.answer("x" * 8))
+    list(session.answer("x" * 18))  # two messages of one token before it
+    assert [params.max_tokens for params in session.engine.asked] == [90, 80]
+
+
+def test_an_answer_cut_off_says_by_what() -> None:
+    def cut(prompt_tokens: int) -> list[Event]:
+        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=10, cached_tokens=0)
+        return [Event(0, "word", (7,), finish_reason="length", usage=usage)]
+
+    session = session_of(cut(50), cut(90), max_tokens=10)
+    list(session.answer("x"))
+    assert session.note.endswith("cut off by --max-tokens")
+    list(session.answer("x"))
+    assert session.note.endswith("the context of 100 tokens is full; /clear starts over")
 
 
 def test_an_engine_failure_is_an_error_with_its_reason() -> None:
@@ -145,3 +211,51 @@ def test_window_layers_hold_only_their_window() -> None:
     assert held_bytes(0) == 0
     assert held_bytes(16) == 2 * BLOCK_BYTES
     assert held_bytes(1600) == (100 + 2) * BLOCK_BYTES
+
+
+class Terminal:
+    """`holdover chat` on the real model in a pseudo terminal."""
+
+    def __init__(self) -> None:
+        self.control, theirs = pty.openpty()
+        self.seen = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdover", "chat", "--kv-memory", "32MiB", "--dtype", "fp32",
+             "--temperature", "0"],
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(theirs), os.O_RDWR)),
+        )  # fmt: skip
+        os.close(theirs)
+
+    def until(self, pattern: str, timeout_s: float = 120) -> str:
+        """What came up to the pattern; it is not looked at again."""
+        end_s = time.monotonic() + timeout_s
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < end_s, f"no {pattern!r} in {self.seen!r}"
+            if select.select([self.control], [], [], 0.2)[0]:
+                self.seen += os.read(self.control, 4096).decode(errors="replace")
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+    def send(self, text: str) -> None:
+        os.write(self.control, text.encode())
+
+
+@pytest.mark.slow
+def test_what_ctrl_c_does_in_a_terminal() -> None:
+    terminal = Terminal()
+    try:
+        terminal.until(r"Ctrl-D ends\r\n.*> ")
+        terminal.send("half typed")
+        terminal.until("half typed")
+        terminal.send("\x03")
+        terminal.until("> ")
+        terminal.send("Tell me a long story about a fox.\n")
+        terminal.until(r"fox\.\r\n.*\w{3}")
+        terminal.send("\x03")
+        assert "the answer so far is kept]" in terminal.until(r"kept\]\r\n.*> ")
+        terminal.send("\x03")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.send_signal(signal.SIGKILL)
+        os.close(terminal.control)

@@ -184,9 +184,10 @@ def test_chat_on_the_real_model_reuses_the_first_turn() -> None:
         input="Say hello.\nAgain, please.\n/stats\n", capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    turns = re.findall(r"\[KV ([\d.]+) MiB for (\d+) tokens, reused (\d+) of (\d+)", done.stdout)
+    turns = re.findall(r"\[KV ([\d.]+) MiB for (\d+) tokens, reused (\d+) of (\d+)", done.stderr)
     assert len(turns) == 2
     first, second = turns
     assert first[2] == "0"
     assert second[2] == first[1], "every stored token of turn one is reused"
-    assert f"{second[0]} MiB kept for reuse" in done.stdout
+    assert f"{second[0]} MiB kept for reuse" in done.stderr
+    assert "[KV" not in done.stdout
