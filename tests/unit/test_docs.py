@@ -17,20 +17,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TIMINGS = re.compile(r"[\d.,]+ (ms|s|tokens/s)\b")  # what no two runs share
+# What no two runs share: times, and what the first of several streams left for the others to reuse.
+TIMINGS = re.compile(r"[\d.,]+ (ms|s|tokens/s|of them reused)\b")
+NEEDS_A_SERVER = "holdover bench"
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return [body for found, body in FENCE.findall(page.read_text()) if found == language]
 
 
-def transcripts() -> list:
+def transcripts(with_server: bool = False) -> list:
     """Every `$ command` of a console block with the output printed under it."""
     found = []
     for page in PAGES:
         for block in blocks(page, "console"):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, _, output = part.partition("\n")
+                if command.startswith(NEEDS_A_SERVER) != with_server:
+                    continue
                 found.append(pytest.param(command, output, id=f"{page.name}:{command[:40]}"))
     return found
 
@@ -72,6 +76,10 @@ def test_make_serve_and_the_curl_of_the_readme() -> None:
         answer = json.loads(done.stdout)
         assert answer["choices"][0]["message"]["content"].strip()
         assert 0 < answer["usage"]["completion_tokens"] <= 60
+        for transcript in transcripts(with_server=True):
+            command, output = transcript.values
+            command += f" --url http://127.0.0.1:{port}"
+            test_what_the_docs_show_is_what_is_printed(command, output.replace(":8000", f":{port}"))
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=60)
