@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -232,13 +232,26 @@ class Terminal:
         end_s = time.monotonic() + timeout_s
         while not (found := re.search(pattern, self.seen)):
             assert time.monotonic() < end_s, f"no {pattern!r} in {self.seen!r}"
-            if select.select([self.control], [], [], 0.2)[0]:
-                self.seen += os.read(self.control, 4096).decode(errors="replace")
+            self.read()
         before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
         return before
 
+    def read(self) -> None:
+        if select.select([self.control], [], [], 0.2)[0]:
+            with contextlib.suppress(OSError):  # it has ended
+                self.seen += os.read(self.control, 4096).decode(errors="replace")
+
     def send(self, text: str) -> None:
         os.write(self.control, text.encode())
+
+    def interrupt(self, done: Callable[[], bool]) -> None:
+        """Ctrl-C, as often as a person would: Python forgets one that comes after the prompt is
+        printed and before it waits for a key."""
+        while not done():
+            self.send("\x03")
+            end_s = time.monotonic() + 5
+            while not done() and time.monotonic() < end_s:
+                self.read()
 
 
 @pytest.mark.slow
@@ -248,14 +261,14 @@ def test_what_ctrl_c_does_in_a_terminal() -> None:
         terminal.until(r"Ctrl-D ends\r\n.*> ")
         terminal.send("half typed")
         terminal.until("half typed")
-        terminal.send("\x03")
+        terminal.interrupt(lambda: "> " in terminal.seen)
         terminal.until("> ")
         terminal.send("Tell me a long story about a fox.\n")
         terminal.until(r"fox\.\r\n.*\w{3}")
         terminal.send("\x03")
-        assert "the answer so far is kept]" in terminal.until(r"kept\]\r\n.*> ")
-        terminal.send("\x03")
-        assert terminal.process.wait(30) == 0
+        terminal.until(r"the answer so far is kept\]\r\n.*> ")
+        terminal.interrupt(lambda: terminal.process.poll() is not None)
+        assert terminal.process.returncode == 0
     finally:
-        terminal.process.send_signal(signal.SIGKILL)
+        terminal.process.kill()
         os.close(terminal.control)
