@@ -16,7 +16,6 @@ from holdover.cache.manager import CacheManager
 from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
 from holdover.models.base import load_model
-from holdover.registry import load_plugin
 from holdover.text.tokenizer import load_tokenizer
 
 
