@@ -81,3 +81,25 @@ def test_more_users_or_tokens_never_take_less(
     assert base.fits == (base.max_users() >= users)
     longest = base.max_context_tokens()
     assert base.fits == (longest is None or longest >= context)
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v4-pro", "glm-5", "gemma-3-27b"])
+@pytest.mark.parametrize("shared", [1, 16, 63, 64, 320, 2048])
+def test_growing_past_the_shared_start_never_frees_anything(model: str, shared: int) -> None:
+    """Where a row stands for many tokens, the newest row is at the end of a block for as long."""
+    cache = scenario(model, "h100", 1, "bf16", users=2, context=100).rank_cache
+    held = [cache.held_by(2, n, shared) for n in range(2500)]
+    assert held == sorted(held)
+    alone = [cache.held_by(1, n, shared) for n in range(2500)]
+    assert alone == [cache.held_bytes(n) for n in range(2500)]
+    shared_bytes = [cache.shared_bytes(n, shared) for n in range(2500)]
+    assert shared_bytes == sorted(shared_bytes)
+
+
+def test_whole_blocks_of_the_shared_start_are_held_once() -> None:
+    cache = scenario("llama-3-8b", "h100", 1, "bf16", users=2, context=100).rank_cache
+    block = 16 * 131_072
+    for n_tokens, shared, blocks in [
+        (100, 15, 0), (100, 16, 1), (100, 99, 6), (96, 96, 5), (97, 96, 6), (1, 1, 0), (0, 5, 0),
+    ]:  # fmt: skip
+        assert cache.shared_bytes(n_tokens, shared) == blocks * block

@@ -49,16 +49,16 @@ class Cache:
         return users * own_bytes + (shared_bytes if users else 0)
 
     def shared_bytes(self, n_tokens: int, shared_tokens: int) -> int:
-        """Whole blocks of the shared start, of what keeps every token. The newest token is each
-        conversation's own, and so is the block it lies in."""
-        tokens = min(shared_tokens, n_tokens - 1)
-        if tokens <= 0:
-            return 0
+        """Whole blocks of the shared start, of what keeps every token. The block that the newest
+        row lies in is each conversation's own, shared start or not: so no conversation can take
+        less by growing, where a row stands for many tokens and the newest waits for the others."""
         total = 0
         for part in self.parts:
             if part.memory.grows:
-                per_block = part.block_tokens * part.memory.tokens_per_row
-                total += part.held_bytes(tokens // per_block * per_block)
+                per_row = part.memory.tokens_per_row
+                others = max(0, n_tokens // per_row - 1) // part.block_tokens
+                blocks = min(others, shared_tokens // (part.block_tokens * per_row))
+                total += part.held_bytes(blocks * part.block_tokens * per_row)
         return total
 
     def logical_by_kind(self, n_tokens: int) -> dict[Kind, int]:
