@@ -25,8 +25,6 @@ from holdover.geometry.sizing.sharing import storing_layers
 from holdover.geometry.sizing.unwrap import decoder_part, text_reader
 from holdover.spec.memory import Kind, MemorySpec
 
-_LARGEST_MODEL = 4096  # layers
-
 
 def read(
     config: Mapping[str, Any],
@@ -52,8 +50,6 @@ def model_memory(reader: Reader, config: Mapping[str, Any], mtp: bool) -> ModelM
             memories += _grouped(cross_memories(encoder, reader, memories))
     else:
         n_layers = layer_count(reader)
-        if n_layers > _LARGEST_MODEL:
-            raise reader.wrong(names.LAYERS[0], f"{n_layers} layers are more than any model's")
         memories = _grouped(_stores(reader, n_layers, mtp))
     context_tokens = reader.first_integer(*names.CONTEXT)
     refuse_unread(reader)

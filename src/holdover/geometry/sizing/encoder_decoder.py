@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from holdover.geometry._defaults import class_defaults
 from holdover.geometry.sizing import names
+from holdover.geometry.sizing.layer_lists import credible
 from holdover.geometry.sizing.mechanisms.base import exact
 from holdover.geometry.sizing.reader import Reader
 from holdover.spec.layers import attention_planes
@@ -54,6 +55,7 @@ def _wrapper_says_so(reader: Reader) -> bool:
 def decoder_memories(reader: Reader) -> tuple[int, tuple[MemorySpec, ...]]:
     """(number of decoder layers, what they store)."""
     n_layers = reader.optional_integer(*_LAYERS) or reader.integer(*names.LAYERS)
+    credible(reader, _LAYERS[0], n_layers)
     heads = reader.optional_integer(*_HEADS) or reader.integer(*names.QUERY_HEADS)
     kv_heads = reader.optional_integer(*_KV_HEADS, *names.KV_HEADS) or heads
     dim = reader.optional_integer(*names.HEAD_DIM)

@@ -9,6 +9,8 @@ from holdover.geometry.sizing import names
 from holdover.geometry.sizing.names import KINDS
 from holdover.geometry.sizing.reader import Reader
 
+LARGEST_MODEL = 4096  # layers
+
 Kinds = tuple[str, ...]
 PatternReader = Callable[[Reader, int], Kinds | None]
 """(config, number of layers) -> the kind of each layer; None where the config does not say it"""
@@ -22,8 +24,15 @@ def layer_count(reader: Reader) -> int:
             if isinstance(called, list | str) and called:
                 reader.note(names.LAYERS[0], len(called), f"length of {name}")
                 reader.ignore(*names.LAYERS)
-                return len(called)
-    return reader.integer(*names.LAYERS)
+                return credible(reader, name, len(called))
+    return credible(reader, names.LAYERS[0], reader.integer(*names.LAYERS))
+
+
+def credible(reader: Reader, name: str, n_layers: int) -> int:
+    """`n_layers`, refused where no model has so many: nothing is ever laid out for them."""
+    if n_layers > LARGEST_MODEL:
+        raise reader.wrong(name, f"{n_layers} layers are more than any model's")
+    return n_layers
 
 
 def slides(reader: Reader) -> bool:

@@ -6,6 +6,7 @@ Passes after the first are counted as further layers, numbered after the model's
 
 from __future__ import annotations
 
+from holdover.geometry.sizing.layer_lists import credible
 from holdover.geometry.sizing.reader import Reader
 
 
@@ -14,7 +15,9 @@ def passes(reader: Reader, n_layers: int) -> tuple[int, ...]:
     first = tuple(range(n_layers))
     match reader.model_type:
         case "hrm_text":
-            return first * _cycles(reader)
+            cycles = _cycles(reader)
+            credible(reader, "H_cycles", n_layers * cycles)
+            return first * cycles
         case "longcat_flash":  # two attentions in each layer
             return tuple(i for i in first for _ in range(2))
         case "dory":
@@ -43,6 +46,7 @@ def _dory(reader: Reader, n_layers: int) -> tuple[int, ...]:
     mode = reader.get("recurrent_kv_cache_mode")
     if mode not in ("per_loop", "last_loop"):
         raise reader.wrong("recurrent_kv_cache_mode", f"{mode!r} is not per_loop or last_loop")
+    credible(reader, "n_recurrent_loops", loops * (stop - start))
     return tuple(range(start, stop)) * (loops - 1 if mode == "per_loop" else 0)
 
 
@@ -58,4 +62,5 @@ def _between(reader: Reader, n_layers: int) -> tuple[int, ...]:
         reader.ignore("loop_layer_index_start", "loop_layer_index_end", "loop_num_passes")
     if not start <= stop <= n_layers:
         raise reader.wrong("loop_layer_index_end", f"{start} to {stop} of {n_layers} layers")
+    credible(reader, "loop_num_passes", n_passes * (stop - start))
     return tuple(range(start, stop)) * (n_passes - 1)

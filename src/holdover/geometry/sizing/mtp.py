@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdover.geometry.sizing import names
-from holdover.geometry.sizing.layer_lists import kind_of
+from holdover.geometry.sizing.layer_lists import credible, kind_of
 from holdover.geometry.sizing.mechanisms.base import Layer
 from holdover.geometry.sizing.reader import Reader
 
@@ -25,6 +25,8 @@ def mtp_layers(reader: Reader, n_layers: int, wanted: bool) -> Iterator[Layer]:
     pattern = reader.get("mtp_hybrid_override_pattern")
     if not wanted:
         return
+    stated = next((name for name in names.MTP_COUNTS if reader.states(name)), "mtp_layers")
+    credible(reader, stated, count * per_module)
     if isinstance(pattern, str):
         types = list(pattern)
     if types:
