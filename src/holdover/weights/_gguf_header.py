@@ -22,6 +22,10 @@ from holdover.units import round_up
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
+# Larger than any file's, so that a damaged count or length of a file of many GB is no reason to
+# read all of it.
+_MAX_ITEMS = 2**24
+_MAX_STRING_BYTES = 2**26
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -187,6 +191,8 @@ class _Cursor:
 
     def string(self, where: str) -> str:
         length = self.scalar("Q", where)
+        if length > _MAX_STRING_BYTES:
+            raise ModelFileError(self.path, f"is damaged: {where} has {length} bytes")
         start = self.take(length, where)
         try:
             return self.data[start : start + length].decode()
@@ -203,6 +209,8 @@ class _Cursor:
         if kind != _ARRAY:
             raise ModelFileError(self.path, f"is damaged: {where} has the unknown type {kind}")
         item_kind, count = self.scalar("I", where), self.scalar("Q", where)
+        if count > _MAX_ITEMS:
+            raise ModelFileError(self.path, f"is damaged: {where} has {count} items")
         if item_kind == _STRING:
             return self._strings(count, where)
         if item_kind not in _SCALARS:

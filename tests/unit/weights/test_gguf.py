@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import struct
 from pathlib import Path
@@ -310,6 +311,21 @@ def test_truncated_file(smollm2_path: Path, tmp_path: Path, n_bytes: int) -> Non
         path.write_bytes(file.read(n_bytes if n_bytes >= 0 else whole - 1))
     with pytest.raises(ModelFileError, match=r"cut\.gguf: .*(truncated|not a GGUF|is empty)"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", ["strings", "bytes", "one string"])
+def test_counts_no_file_has_are_not_followed(tmp_path: Path, kind: str) -> None:
+    """A damaged count in a file of many GB: what it spans is there, and must not be read."""
+    value = {
+        "strings": struct.pack("<IIQ", 9, 8, 10**9),
+        "bytes": struct.pack("<IIQ", 9, 0, 10**10),
+        "one string": struct.pack("<IQ", 8, 15 << 30),
+    }[kind]
+    path = tmp_path / "large.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + value)
+    os.truncate(path, 20 << 30)
+    with pytest.raises(ModelFileError, match="is damaged: the value of 'a' has 1"):
+        read_header(path)
 
 
 def test_wrong_magic_and_version(tmp_path: Path) -> None:
