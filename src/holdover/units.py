@@ -16,7 +16,7 @@ _FACTORS = {
     "G": 2**30, "GIB": 2**30, "GB": 10**9,
     "T": 2**40, "TIB": 2**40, "TB": 10**12,
 }  # fmt: skip
-_MAX_BYTES = 2**63 - 1
+MOST_BYTES = 2**63 - 1
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -27,7 +27,7 @@ def parse_bytes(text: str, field: str = "size") -> int:
     if match is None or factor is None:
         raise ConfigError(field, f"{text!r} is not a size; write it as 256MiB, 2GiB or 500MB")
     n_bytes = int(Decimal(match.group(1)) * factor)
-    if n_bytes > _MAX_BYTES:
+    if n_bytes > MOST_BYTES:
         raise ConfigError(field, f"{text[:40]!r} is more than any machine has")
     return n_bytes
 

@@ -18,7 +18,7 @@ from holdover.plan.sizing.offload import BYTES_PER_S, NAMES, Offload
 from holdover.plan.sizing.question import DEFAULT_SINK_TOKENS as SINK_TOKENS
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import requantised
-from holdover.units import format_bytes, largest, round_up
+from holdover.units import MOST_BYTES, format_bytes, largest, round_up
 
 MOST_DEVICES = 64
 LEAST_POINTS = 1  # of any remedy
@@ -186,6 +186,8 @@ def offload(base: Scenario) -> Iterator[Change]:
             continue  # it is the same memory
         waiting = base.users - resident
         away_bytes = round_up(waiting * base.own_bytes * base.n_devices, _GIB)
+        if away_bytes > MOST_BYTES:
+            continue  # more than --offload takes
         place = Offload(home, away_bytes)
         resume_s = place.resume_s(base.own_bytes, base.n_devices)
         yield Change(

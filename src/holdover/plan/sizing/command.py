@@ -10,8 +10,9 @@ from typing import Any
 from holdover.config import Config, flag
 from holdover.plan.sizing.question import Question
 
-# How an answer is printed, and what is asked for by the answer itself.
-_LEFT_OUT = ("goal", "csv", "html")
+# How an answer is printed, what is asked for by the answer itself, and questions of their own that
+# a change may not go with: nothing that a goal answers depends on them.
+_LEFT_OUT = ("goal", "csv", "html", "lengths", "engine")
 
 
 @dataclass(frozen=True, slots=True)

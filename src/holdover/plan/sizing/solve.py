@@ -81,9 +81,10 @@ def solve(
     goal = None if question.goal is None else _parse_goal(question.goal)
     context_tokens = question.context or (goal.context_tokens if goal else _usual_context(facts))
     users = question.users or (goal.users if goal else 1)
-    if (question.shared_prefix or 0) > context_tokens:
+    shortest = min(context_tokens, goal.context_tokens if goal else context_tokens)
+    if (question.shared_prefix or 0) > shortest:
         raise ConfigError(
-            "--shared-prefix", f"is longer than a whole conversation, {context_tokens:,} tokens"
+            "--shared-prefix", f"is longer than a whole conversation, {shortest:,} tokens"
         )
     scenario = _scenario(question, memory, cache, weights, users, context_tokens)
     lengths = _lengths(question, facts, cache, scenario)
