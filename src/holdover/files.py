@@ -8,13 +8,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdover.errors import ModelFileError
+from holdover.errors import ConfigError, ModelFileError
+
+
+def typed_path(text: str, field: str) -> Path:
+    """The path that a person typed; raises ConfigError for the home of nobody."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(field, f"{text!r}: {error}") from error
+
+
+def existing_path(text: str, field: str = "model") -> Path | None:
+    """The file or folder that `text` names, None where there is none."""
+    path = typed_path(text, field)
+    try:
+        return path if text and path.exists() else None
+    except OSError as error:  # no permission, a name too long
+        raise ModelFileError(text, f"cannot be read: {error.strerror}") from error
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Around whatever reads `path`."""
+    """Around whatever reads `path`. A pipe would be waited for without end, and a device has no
+    end: neither is read."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelFileError(path, "is neither a file nor a folder")
         yield
     except FileNotFoundError as error:
         raise ModelFileError(path, "is missing") from error

@@ -68,7 +68,7 @@ def parse_strictly(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[
         if name in ("-", "--", "--help"):
             return None
         if name not in flags:
-            raise ConfigError(name, "no such flag; --help lists them")
+            raise ConfigError(name, f"no such flag; {_near(name, flags)}--help lists them")
         known = flags[name]
         if known.kind == "bool":
             if equals:
@@ -92,6 +92,13 @@ def parse_strictly(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[
         raise ConfigError(positional[1], f"is one model too many beside {positional[0]}")
     values["model"] = positional[0] if positional else _default_model()
     return values
+
+
+def _near(name: str, flags: Mapping[str, Flag]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, flags, n=2)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def _default_model() -> str:

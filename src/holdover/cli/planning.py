@@ -16,7 +16,9 @@ from holdover.cli.flags import MODEL_FIELDS, PLAN_FIELDS, Flag, flags_of, parse_
 from holdover.cli.screen import warn
 from holdover.config import Config, flag
 from holdover.errors import ConfigError, HoldoverError, UnsupportedModelError
+from holdover.files import existing_path, typed_path
 from holdover.plan.sizing.question import BUILT_IN, Question
+from holdover.plan.sizing.text import one_line
 
 # Settings that mean something to a server only.
 _SERVING_FIELDS = ("kv_memory", "dtype", "backend", "max_sequences", "max_context")
@@ -69,8 +71,8 @@ def run_plan(
 
 def _has_weights(model: str) -> bool:
     """Whether the files that a server loads are at hand."""
-    path = Path(model).expanduser()
-    if not path.exists():
+    path = existing_path(model)
+    if path is None:
         return model in BUILT_IN
     return any(path.glob("*.safetensors")) if path.is_dir() else path.suffix == ".gguf"
 
@@ -120,7 +122,7 @@ def _sizing_plan(config: Config, question: Question, as_json: bool, with_fields:
     if question.html is not None:
         from holdover.plan.sizing.page import write_page
 
-        write_page(Path(question.html).expanduser(), report, curves_json(plan))
+        write_page(typed_path(question.html, "--html"), report, curves_json(plan))
     if as_json:
         print(json.dumps(report, indent=2))
     elif question.csv:
@@ -145,9 +147,9 @@ def _serving_flags(config: Config, with_fields: bool) -> list[str]:
 
 
 def _refuse(error: HoldoverError, as_json: bool) -> NoReturn:
-    print(f"holdover: {error}", file=sys.stderr)
+    print(f"holdover: {one_line(str(error))}", file=sys.stderr)
     if as_json:
         field = getattr(error, "field", getattr(error, "path", "model"))
         reason = getattr(error, "reason", str(error))
-        print(json.dumps({"error": {"field": field, "reason": reason}}))
+        print(json.dumps({"error": {"field": one_line(field), "reason": one_line(reason)}}))
     raise SystemExit(2) from None

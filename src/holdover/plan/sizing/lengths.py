@@ -18,12 +18,13 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from holdover.errors import ConfigError
+from holdover.errors import ConfigError, ModelFileError
+from holdover.files import existing_path, reading, typed_path
 from holdover.geometry.sizing import Assumption
 from holdover.plan.sizing.cache import Cache
 from holdover.plan.sizing.question import MOST
 from holdover.plan.sizing.scenario import Scenario
-from holdover.units import largest
+from holdover.units import ceil_div
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,7 @@ _NORMAL = NormalDist()
 _Z95 = _NORMAL.inv_cdf(0.95)
 _TAIL = 1e-9  # probability of the lengths past which a lognormal is cut
 _GROWTH = 1.002  # of a length to the next, where blocks are finer than that
+_LARGEST_CSV_BYTES = 64 << 20
 _TOLERANCE = 0.05  # of a mean that no lognormal has with the p95 that goes with it
 
 
@@ -87,9 +89,10 @@ def parse_lengths(text: str, asked_context: int | None, model_context: int | Non
     do they at the model's own limit, unless even the p95 is beyond it."""
     if text.startswith("lognormal:"):
         return _lognormal(text, asked_context, model_context)
-    if ":" in text and not Path(text).exists():
+    path = existing_path(text, "--lengths")
+    if path is None and ":" in text:
         raise ConfigError("--lengths", f"{text!r}: give lognormal:mean=4000,p95=12000 or a file")
-    return _from_csv(Path(text).expanduser(), asked_context)
+    return _from_csv(path or typed_path(text, "--lengths"), asked_context)
 
 
 def answer_lengths(lengths: Lengths, cache: Cache, scenario: Scenario | None) -> LengthsAnswer:
@@ -117,11 +120,14 @@ def max_users(
     grid = Grid.of(held_bytes, room_bytes)
     powers = [grid.one(held_bytes, probabilities)]
     limit = int(room_bytes // min(b for b in held_bytes if b)) + 1
-
-    def fits(users: int) -> bool:
-        return users == 0 or _sum_of(users, powers) >= probability
-
-    return largest(fits, limit)
+    while _within(powers[-1]) >= probability and 2 ** len(powers) <= limit:
+        powers.append(_convolved(powers[-1], powers[-1]))
+    users, total = 0, None
+    for k in reversed(range(len(powers))):  # the largest number, bit by bit
+        more = powers[k] if total is None else _convolved(total, powers[k])
+        if users + 2**k <= limit and _within(more) >= probability:
+            users, total = users + 2**k, more
+    return users
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,25 +164,21 @@ class Grid:
         return one
 
 
-def _sum_of(users: int, powers: list[NDArray[np.float64]]) -> float:
-    """Probability that `users` conversations stay within the room. `powers[k]` is the
-    distribution of 2**k of them, made when first needed."""
-    total: NDArray[np.float64] | None = None
-    for k in range(users.bit_length()):
-        if k == len(powers):
-            powers.append(_convolved(powers[-1], powers[-1]))
-        if users >> k & 1:
-            total = powers[k] if total is None else _convolved(total, powers[k])
-    # Rounding of the transform, far below any probability asked for.
-    return 0.0 if total is None else float(total.sum()) + 1e-9
+def _within(sizes: NDArray[np.float64]) -> float:
+    """Probability of staying within the room, but for the rounding of the transform, which is far
+    below any probability asked for."""
+    return float(sizes.sum()) + 1e-9
 
 
 def _convolved(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of the steps within the room; sums only grow, so nothing beyond comes back."""
     import numpy as np
 
-    size = 1 << (len(a) + len(b) - 1).bit_length()
-    product = np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size), size)
+    enough = len(a) + len(b) - 1
+    unit = 1 << max(0, enough.bit_length() - 4)
+    size = ceil_div(enough, unit) * unit  # at most 16 times a power of two: quick to transform
+    of_a = np.fft.rfft(a, size)
+    product = np.fft.irfft(of_a * (of_a if b is a else np.fft.rfft(b, size)), size)
     return np.maximum(product[: len(a)], 0.0)
 
 
@@ -256,9 +258,13 @@ def _edges(longest: int) -> list[int]:
 def _from_csv(path: Path, asked_context: int | None) -> Lengths:
     """Token counts in the column "tokens" or "length", or in the first one."""
     try:
-        with path.open(newline="") as file:
+        with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
+            if path.stat().st_size > _LARGEST_CSV_BYTES:
+                raise ConfigError("--lengths", f"{path} is too large for a list of lengths")
             rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except ModelFileError as error:
+        raise ConfigError("--lengths", str(error)) from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError("--lengths", f"{path} cannot be read: {error}") from error
     if not rows:
         raise ConfigError("--lengths", f"{path} is empty")

@@ -15,6 +15,7 @@ from holdover.plan.sizing.formula import formula, limit_text
 from holdover.plan.sizing.offload import BYTES_PER_S, Offload
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.solve import EngineAnswer, SizingPlan
+from holdover.plan.sizing.text import printable
 from holdover.plan.sizing.weights import Weights
 from holdover.spec.memory import StoredMemory
 
@@ -64,7 +65,8 @@ def sizing_json(plan: SizingPlan) -> dict[str, Any]:
     report["assumptions"] = [
         {"field": a.field, "value": a.value, "source": a.source} for a in plan.assumptions
     ]
-    return report
+    safe: dict[str, Any] = printable(report)
+    return safe
 
 
 def curves_json(plan: SizingPlan, count: int = 40) -> dict[str, list[dict[str, int]]]:

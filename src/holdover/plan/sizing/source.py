@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdover.errors import ConfigError, ModelFileError
-from holdover.files import gguf_hint
+from holdover.files import existing_path, gguf_hint, reading
 from holdover.geometry.sizing import ModelMemory, read_memory
 from holdover.plan.sizing.question import BUILT_IN
 from holdover.plan.sizing.weights import StoredWeights
@@ -43,8 +43,10 @@ class Source:
 
 def find_source(model: str) -> Source:
     """The facts of a model; raises HoldoverError where there is no such model, or no config."""
-    path = Path(model).expanduser()
-    if path.exists():
+    if not model.strip():
+        raise ConfigError("model", "is empty; for example llama-3-8b")
+    path = existing_path(model)
+    if path is not None:
         return _from_path(path)
     if model in BUILT_IN:
         from holdover.weights import locate_header
@@ -54,11 +56,11 @@ def find_source(model: str) -> Source:
 
     if in_catalogue(model):
         return _from_catalogue(model)
-    if _REPOSITORY.fullmatch(model) and path.suffix not in _FILES:
+    if _REPOSITORY.fullmatch(model) and not model.endswith(_FILES):
         from holdover.plan.sizing.hub import repository_source
 
         return repository_source(model)
-    if path.suffix in _FILES or "/" in model:
+    if model.endswith(_FILES) or "/" in model:
         raise ModelFileError(model, "no such file or folder")
     find_model(model)  # says which names are near
     raise AssertionError("unreachable")
@@ -74,11 +76,8 @@ def config_source(
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        text = file.read(_LARGEST_CONFIG_BYTES + 1)
     if len(text) > _LARGEST_CONFIG_BYTES:
         raise ModelFileError(path, "is too large for a config.json")
     try:
@@ -106,11 +105,8 @@ def _from_path(path: Path) -> Source:
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        return file.read(len(magic)) == magic
 
 
 def _from_gguf(name: str, path: Path, whole_bytes: int | None = None) -> Source:

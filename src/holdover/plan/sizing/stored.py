@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdover.errors import ModelFileError
+from holdover.files import reading
 from holdover.plan.sizing.weights import StoredWeights
 
 if TYPE_CHECKING:
@@ -88,15 +89,13 @@ def _gguf_parts(path: Path) -> list[Path]:
 def _tensors(path: Path) -> list[tuple[str, int, int]]:
     """(dtype, elements, bytes) of every tensor of a safetensors file."""
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > min(_LARGEST_HEADER_BYTES, path.stat().st_size - 8):
                 raise ModelFileError(path, "is not a whole safetensors file")
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
         return [_entry(info) for info in header.values()]
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ModelFileError(path, f"has a damaged header: {error}") from error
 

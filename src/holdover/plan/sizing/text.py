@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 Row = Sequence[str]
 
@@ -19,3 +20,33 @@ def table(columns: Row, rows: Iterable[Row]) -> list[str]:
 def _cells(row: Row, widths: Sequence[int], right: Sequence[bool]) -> Iterable[str]:
     for text, width, to_right in zip(row, widths, right, strict=True):
         yield text.rjust(width) if to_right else text.ljust(width)
+
+
+_LONGEST_LINE = 2000  # characters
+
+
+def printable(value: Any) -> Any:
+    """JSON with every text of it safe to print: names in a file may hold line breaks, terminal
+    controls, or halves of characters, which are written as escapes."""
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(map(_escaped, value))
+    if isinstance(value, list):
+        return [printable(one) for one in value]
+    if isinstance(value, dict):
+        return {key: printable(one) for key, one in value.items()}
+    return value
+
+
+def one_line(message: str) -> str:
+    """A message on one line of bearable length, whatever value it quotes."""
+    text = str(printable(message))
+    if len(text) <= _LONGEST_LINE:
+        return text
+    half = _LONGEST_LINE // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
