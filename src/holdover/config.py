@@ -29,7 +29,7 @@ class Config:
     memory: str | None = None
     """Bytes of the whole process; the arena gets what the rest leaves. In place of --kv-memory."""
     kv: str = "bf16"
-    """How keys and values are stored."""
+    """How keys and values are stored; apart as k=int8,v=int4, single layers as int4,0-1=bf16."""
     dtype: str = "auto"
     """Compute and weight type; auto is what is fastest on this machine."""
     backend: str = "reference"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
+from holdover.codecs._choice import KvChoice, parse_choice
 from holdover.errors import ConfigError
 from holdover.registry import load_all
 from holdover.spec.layers import Plane
@@ -85,6 +86,16 @@ def uniform(name: str) -> CodecChoice:
     """The same codec for every layer and plane."""
     codec = get_sized_codec(name)
     return lambda layer, plane: codec
+
+
+def kv_choice(text: str) -> KvChoice:
+    """`--kv` for a server: every codec named serves."""
+    return parse_choice(text, get_codec)
+
+
+def sized_kv_choice(text: str) -> KvChoice:
+    """`--kv` for sizing: any codec that is known."""
+    return parse_choice(text, get_sized_codec)
 
 
 def demand(codec: str, plane: Plane, fits: bool, needs: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from holdover.codecs.base import get_codec, uniform
+from holdover.codecs.base import kv_choice
 from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
@@ -69,15 +69,16 @@ def plan_serving(
 
     Raises HoldoverError for a model, a flag or a budget that cannot work, wrong names first.
     """
-    codec = get_codec(config.kv)
+    codec_for = kv_choice(config.kv)
     kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
     check_plugin("holdover.cache.eviction", config.eviction, "--eviction")
     machine = machine or read_machine()
     checkpoint = open_model(config.model)
     geometry = read_geometry(checkpoint.config)
     dtype = _compute_dtype(config, machine)
+    codec_for.demand_layers(len(geometry.layers))
     spec = CacheSpec.of(geometry.layers, config.block_tokens)
-    layout = CacheLayout.of(spec, uniform(codec.name))
+    layout = CacheLayout.of(spec, codec_for)
     weights_bytes = planned_weights_bytes(geometry, dtype)
 
     def parts_for(limits: Limits) -> Parts:
@@ -96,7 +97,7 @@ def plan_serving(
             model=model_name,
             architecture=geometry.architecture,
             dtype=dtype.value,
-            kv=codec.name,
+            kv=codec_for.name,
             backend=config.backend,
             context_tokens=geometry.max_context_tokens,
         ),

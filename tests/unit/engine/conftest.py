@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.cache.arena import HostArena
 from holdover.cache.manager import CacheManager
-from holdover.codecs.base import uniform
+from holdover.codecs.base import kv_choice
 from holdover.engine.api import Event, SamplingParams, TokenLogprob
 from holdover.engine.engine import Engine
 from holdover.geometry.base import read_geometry
@@ -204,7 +204,7 @@ def serve() -> Iterator[Serve]:
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
-        layout = CacheLayout.of(spec, uniform(codec))
+        layout = CacheLayout.of(spec, kv_choice(codec))
         n_sectors = arena_bytes // layout.sector_bytes
         most = max_context_tokens or geometry.max_context_tokens
         context_tokens = largest(

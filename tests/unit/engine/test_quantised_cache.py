@@ -13,10 +13,11 @@ from holdover.errors import ConfigError
 
 from .conftest import GREEDY, Loaded, Serve
 
-QUANTISED = sorted(set(codec_names()) - {"fp32", "bf16", "fp16"})
+MIXED = ["k=int8,v=q5_1", "int8,v=q5_1,0-1=fp32"]
+QUANTISED = [*sorted(set(codec_names()) - {"fp32", "bf16", "fp16"}), *MIXED]
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
 FEW = replace(GREEDY, max_tokens=4, ignore_eos=True)
-EVERY_RUN = ("fp8", "int8", "int4", "q5_1")  # the others share their code
+EVERY_RUN = ("fp8", "int8", "int4", "q5_1", *MIXED)  # the others share their code
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,9 @@ def test_a_plan_refuses_what_the_codec_cannot_store(tiny: Loaded) -> None:
     planned = plan_serving(Config(model=model, kv="int8", kv_memory="8MiB"))
     [block] = planned.layout.blocks
     assert {p.field.name for p in block.fields} == {"data", "scale"}
+    with pytest.raises(ConfigError, match="names layer 99"):
+        plan_serving(Config(model=model, kv="int8,99=int4"))
+    planned = plan_serving(Config(model=model, kv="k=int8,1=fp16", kv_memory="8MiB"))
+    [block] = planned.layout.blocks
+    stored = {(p.layer, p.plane): p.codec for p in block.fields}
+    assert (stored[0, "k"], stored[0, "v"], stored[1, "k"]) == ("int8", "bf16", "fp16")

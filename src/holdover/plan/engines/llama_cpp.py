@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from holdover.codecs.base import sized_kv_choice
 from holdover.errors import ConfigError
 from holdover.plan.engines.base import Buffer, Option, Request, Reservation, beyond_model
-from holdover.plan.sizing.cache import codec_choice
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory
@@ -52,7 +52,7 @@ def reserve(request: Request) -> Reservation:
     memories = list(_memories(request))
     buffers = tuple(_buffer(request, memory) for memory in memories)
     growing = [m for m in memories if _takes_all_cells(request, m)]
-    choice = codec_choice(request.kv)
+    choice = sized_kv_choice(request.kv)
     per_token = sum(StoredMemory.of(m, choice).bytes_per_token for m in growing)
     context = request.users * round_up(request.context_tokens, CELLS)
     flags = [f"-c {context}", f"-np {request.users}", f"-ub {request.options['ubatch']}"]
@@ -84,10 +84,10 @@ def cells_of(request: Request, memory: MemorySpec) -> int:
 def _buffer(request: Request, memory: MemorySpec) -> Buffer:
     kv = request.kv
     window = _window_tokens(request, memory)
-    quantised = any(part.split("=")[-1].strip() in _QUANTISED for part in kv.split(","))
+    quantised = any(name in _QUANTISED for name in sized_kv_choice(kv).of_planes or ())
     if window is not None and quantised and not request.options["swa-quantised"]:
         kv = "fp16"
-    stored = StoredMemory.of(memory, codec_choice(kv), block_tokens=CELLS)
+    stored = StoredMemory.of(memory, sized_kv_choice(kv), block_tokens=CELLS)
     cells = cells_of(request, memory)
     return Buffer(memory.label, cells, len(memory.layers), stored.block.logical_bytes(cells))
 
@@ -136,10 +136,11 @@ def _takes_all_cells(request: Request, memory: MemorySpec) -> bool:
 
 def _types(kv: str) -> tuple[str, str]:
     """Types of keys and of values."""
-    names = dict(part.split("=", 1) for part in kv.split(",")) if "=" in kv else {}
+    planes = sized_kv_choice(kv).of_planes
+    if planes is None:
+        raise ConfigError("--kv", f"llama.cpp stores all layers alike, unlike {kv!r}")
     found = []
-    for plane in ("k", "v"):
-        name = names.get(plane, "bf16" if names else kv).strip()
+    for name in planes:
         if name not in _TYPES:
             nearest = f"; the nearest is {_NEAREST[name]}" if name in _NEAREST else ""
             raise ConfigError("--kv", f"llama.cpp has no cache type {name!r}{nearest}")

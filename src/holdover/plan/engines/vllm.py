@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from holdover.codecs.base import get_sized_codec
+from holdover.codecs.base import get_sized_codec, sized_kv_choice
 from holdover.plan.engines.base import (
     Buffer,
     Option,
@@ -20,7 +20,6 @@ from holdover.plan.engines.base import (
     beyond_model,
     cache_type_flags,
 )
-from holdover.plan.sizing.cache import codec_choice
 from holdover.spec.layout import CodecChoice
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory, on_one_rank
 from holdover.spec.residency import Chunk, Fixed, Window
@@ -129,7 +128,7 @@ def _one_type(memories: list[MemorySpec], request: Request, block_tokens: int) -
 
 def _states(memories: list[MemorySpec], request: Request) -> list[Layers]:
     """A layer's state and its convolution lie in one page."""
-    choice = codec_choice("bf16" if request.kv not in ("fp32", "fp16") else request.kv)
+    choice = sized_kv_choice("bf16" if request.kv not in ("fp32", "fp16") else request.kv)
     by_layers: dict[tuple[int, ...], list[StoredMemory]] = {}
     for memory in memories:
         by_layers.setdefault(memory.layers, []).append(StoredMemory.of(memory, choice))
@@ -172,7 +171,7 @@ def _blocks(request: Request, layers: Layers) -> int:
 
 def codec_of(request: Request) -> CodecChoice:
     """Indexer keys are always fp8 with a scale; fp8 latents beside an indexer have scales too."""
-    choice = codec_choice(request.kv)
+    choice = sized_kv_choice(request.kv)
     sparse = any(m.kind is Kind.INDEXER for m in request.model.memories)
     index, latent = get_sized_codec("fp8_indexer"), get_sized_codec("fp8_ds_mla")
     scaled = request.kv in ("fp8", "fp8_ds_mla") and sparse

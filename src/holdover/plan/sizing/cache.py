@@ -10,10 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from holdover.codecs.base import get_sized_codec
-from holdover.errors import ConfigError
-from holdover.spec.layers import Plane
-from holdover.spec.layout import CodecChoice, FieldCodec
+from holdover.codecs.base import sized_kv_choice
 from holdover.spec.memory import BLOCK_TOKENS, Kind, MemorySpec, StoredMemory, on_one_rank
 from holdover.spec.residency import Full, Window
 from holdover.units import ceil_div
@@ -31,7 +28,8 @@ class Cache:
     def of(
         cls, memories: Iterable[MemorySpec], codec: str, block_tokens: int = BLOCK_TOKENS
     ) -> Cache:
-        choice = codec_choice(codec)
+        choice, memories = sized_kv_choice(codec), tuple(memories)
+        choice.demand_layers(1 + max((max(m.layers) for m in memories), default=0))
         parts = tuple(StoredMemory.of(memory, choice, block_tokens) for memory in memories)
         return cls(codec, block_tokens, parts)
 
@@ -113,25 +111,3 @@ def _windowed(memory: MemorySpec, window_tokens: int, sink_tokens: int) -> Memor
     sinks = ceil_div(sink_tokens, memory.tokens_per_row)
     label = f"{memory.label}, as window {window_tokens} and {sink_tokens} sinks"
     return replace(memory, residency=Window(rows, sinks), label=label)
-
-
-def codec_choice(text: str) -> CodecChoice:
-    """ "int8" for all planes, or "k=int8,v=int4"; what is not named keeps bf16.
-
-    "v" are the planes of that name, "k" all others: latents lie among the keys.
-    """
-    if "=" not in text:
-        codec = get_sized_codec(text)
-        return lambda layer, plane: codec
-    named: dict[str, FieldCodec] = {}
-    for item in text.split(","):
-        plane_name, _, codec_name = item.partition("=")
-        if plane_name.strip() not in ("k", "v") or not codec_name:
-            raise ConfigError("--kv", f"{text!r}: give one codec, or k=CODEC,v=CODEC")
-        named[plane_name.strip()] = get_sized_codec(codec_name.strip())
-    plain = get_sized_codec("bf16")
-
-    def choose(layer: int, plane: Plane) -> FieldCodec:
-        return named.get("v" if plane.name == "v" else "k", plain)
-
-    return choose

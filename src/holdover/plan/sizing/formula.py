@@ -6,6 +6,7 @@ itself; a test multiplies every line out.
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from math import prod
 
@@ -17,10 +18,10 @@ from holdover.spec.residency import Fixed
 def formula(part: StoredMemory) -> str:
     """ "2 (k, v) x 32 layers x 8 heads x 128 dim x 2 bytes = 131,072 bytes per token"."""
     memory = part.memory
-    terms = _terms(part)
-    layers = _counted(len(memory.layers), "layer")
-    inner = f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
-    text = f"{layers} x {inner}"
+    alike = Counter(_per_layer(part, layer) for layer in memory.layers)
+    text = " + ".join(f"{_counted(count, 'layer')} x {row}" for row, count in alike.items())
+    if len(alike) > 1 and (memory.tokens_per_row > 1 or isinstance(memory.residency, Fixed)):
+        text = f"({text})"
     if isinstance(memory.residency, Fixed):
         if memory.residency.n_rows > 1:
             text = f"{memory.residency.n_rows:,} rows x {text}"
@@ -47,9 +48,13 @@ def number_text(value: Fraction) -> str:
     return text if Fraction(text.replace(",", "")) == value else f"about {text}"
 
 
-def _terms(part: StoredMemory) -> list[str]:
+def _per_layer(part: StoredMemory, layer: int) -> str:
+    terms = _terms(part, layer)
+    return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
+
+
+def _terms(part: StoredMemory, layer: int) -> list[str]:
     """One term per plane; k and v of one shape and codec become "2 (k, v) x"."""
-    layer = part.memory.layers[0]
     texts: dict[str, list[str]] = {}
     for plane in part.memory.planes:
         heads = f"{plane.heads} head{'s' if plane.heads != 1 else ''} x " if plane.heads > 1 else ""
