@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from holdover.codecs.base import uniform
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import ModelMemory, read_memory
 from holdover.geometry.sizing.weights import count_weights, form_of
-from holdover.spec.memory import bytes_by_kind
+from holdover.plan.sizing.cache import Cache
 
 MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text())
-BF16 = uniform("bf16")
 
 # Names of the model, which no byte depends on, and its longest context.
 _FREE = {"architectures", "max_position_embeddings", "n_positions", "seq_length", "max_seq_len",
@@ -69,7 +67,8 @@ def sized(config: Mapping[str, Any]) -> ModelMemory | None:
 
 
 def totals(memory: ModelMemory) -> list[dict[Any, int]]:
-    return [bytes_by_kind(memory.memories, n, BF16) for n in (100, 32768, 200_000)]
+    cache = Cache.of(memory.memories, "bf16")
+    return [cache.logical_by_kind(n) for n in (100, 32768, 200_000)]
 
 
 @pytest.mark.parametrize("model", one_of_each_kind(), ids=lambda m: str(m["model"]))

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdover.codecs.base import uniform
 from holdover.geometry.sizing import read_memory
-from holdover.spec.memory import Kind, bytes_by_kind
+from holdover.plan.sizing.cache import Cache
+from holdover.spec.memory import Kind
 
 MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text())
-BF16 = uniform("bf16")
 MIB = 2**20
 
 
@@ -22,7 +21,8 @@ def test_bytes_of_a_published_model(model: dict[str, Any]) -> None:
     memories = read_memory(model["config"]).memories
     expected = model["expected"]
 
-    at = {n: bytes_by_kind(memories, n, BF16) for n in (8192, 32768, 131072)}
+    cache = Cache.of(memories, "bf16")
+    at = {n: cache.logical_by_kind(n) for n in (8192, 32768, 131072)}
     assert at[32768][Kind.ATTENTION] == expected["attention_bytes"]
     assert at[32768][Kind.INDEXER] == expected["indexer_bytes"]
     # The reference rounds these two to a hundredth of a MiB.

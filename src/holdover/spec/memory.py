@@ -7,7 +7,6 @@ Lengths are model tokens; `logical` counts rows by the formula, `held` whole blo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -147,44 +146,6 @@ class StoredMemory:
             return Fraction(0)
         rows = self.block.block_tokens * self.memory.tokens_per_row
         return Fraction(self.block.payload_nbytes, rows)
-
-
-def logical_bytes(
-    memory: MemorySpec, n_tokens: int, codec_for: CodecChoice, block_tokens: int = BLOCK_TOKENS
-) -> int:
-    """Bytes by the formula for one sequence of `n_tokens`."""
-    return StoredMemory.of(memory, codec_for, block_tokens).logical_bytes(n_tokens)
-
-
-def held_bytes(
-    memory: MemorySpec,
-    n_tokens: int,
-    codec_for: CodecChoice,
-    block_tokens: int = BLOCK_TOKENS,
-    step_tokens: int = 1,
-) -> int:
-    """Bytes of the whole blocks that one sequence of `n_tokens` ever holds at once."""
-    return StoredMemory.of(memory, codec_for, block_tokens).held_bytes(n_tokens, step_tokens)
-
-
-def bytes_per_token(
-    memory: MemorySpec, codec_for: CodecChoice, block_tokens: int = BLOCK_TOKENS
-) -> Fraction:
-    """Bytes that one more token adds, for as long as this memory grows with it."""
-    return StoredMemory.of(memory, codec_for, block_tokens).bytes_per_token
-
-
-def bytes_by_kind(
-    memories: Iterable[MemorySpec],
-    n_tokens: int,
-    codec_for: CodecChoice,
-    block_tokens: int = BLOCK_TOKENS,
-) -> dict[Kind, int]:
-    """Logical bytes of each kind, 0 for a kind that the model has not."""
-    total = dict.fromkeys(Kind, 0)
-    for memory in memories:
-        total[memory.kind] += logical_bytes(memory, n_tokens, codec_for, block_tokens)
-    return total
 
 
 def on_one_rank(memory: MemorySpec, n_ranks: int) -> MemorySpec:

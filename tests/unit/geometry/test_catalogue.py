@@ -19,7 +19,7 @@ from holdover.geometry.sizing.catalogue import (
     in_catalogue,
     pack_memory,
 )
-from holdover.spec.memory import Kind, logical_bytes
+from holdover.spec.memory import Kind, StoredMemory
 
 TOOL = Path(__file__).parents[3] / "tools" / "make_catalogue.py"
 KV_BYTES_AT_32768 = {  # attention alone, 16 bit: by an independent calculator
@@ -48,7 +48,9 @@ def tool() -> ModuleType:
 def kv_bytes(name: str, n_tokens: int, kind: Kind = Kind.ATTENTION) -> int:
     memories = find_model(name).memory.memories
     codec = uniform("bf16")
-    return sum(logical_bytes(m, n_tokens, codec) for m in memories if m.kind is kind)
+    return sum(
+        StoredMemory.of(m, codec).logical_bytes(n_tokens) for m in memories if m.kind is kind
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from holdover.codecs.base import uniform
 from holdover.errors import ConfigError
 from holdover.geometry.base import read_geometry
 from holdover.geometry.sizing import read_gguf_memory, read_memory
+from holdover.plan.sizing.cache import Cache
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
-from holdover.spec.memory import Kind, bytes_by_kind
 from holdover.spec.residency import Full, Window
 from holdover.weights import open_checkpoint
 
@@ -44,7 +44,7 @@ def test_a_served_model_and_its_sizing_agree(config: dict[str, Any], n_tokens: i
     layers = read_geometry(config).layers
     layout = CacheLayout.of(CacheSpec.of(layers, 16), BF16)
     memories = read_memory(config).memories
-    assert bytes_by_kind(memories, n_tokens, BF16)[Kind.ATTENTION] == layout.read_bytes(n_tokens)
+    assert Cache.of(memories, "bf16").logical_bytes(n_tokens) == layout.read_bytes(n_tokens)
     for memory in memories:
         for layer in memory.layers:
             assert layers[layer].planes == memory.planes
@@ -132,7 +132,7 @@ def test_a_gguf_header_sizes_as_the_engine_reads_it(model: str) -> None:
     memory = read_gguf_memory(header.metadata, tensor_elements=elements)
     geometry = read_geometry(checkpoint.config)
     layout = CacheLayout.of(CacheSpec.of(geometry.layers, 16), BF16)
-    assert bytes_by_kind(memory.memories, 8000, BF16)[Kind.ATTENTION] == layout.read_bytes(8000)
+    assert Cache.of(memory.memories, "bf16").logical_bytes(8000) == layout.read_bytes(8000)
     assert memory.parameters is not None
     assert memory.parameters.source == "file"
     assert memory.parameters.count == sum(elements.values())

@@ -17,13 +17,9 @@ from holdover.spec.memory import (
     Kind,
     MemorySpec,
     Sharding,
-    bytes_by_kind,
-    bytes_per_token,
-    held_bytes,
-    layout_of,
-    logical_bytes,
+    StoredMemory,
     on_one_rank,
-)  # fmt: skip
+)
 from holdover.spec.residency import Chunk, Fixed, Full, Residency, Window, read_tokens
 
 residencies = st.one_of(
@@ -54,30 +50,31 @@ def test_rows_are_the_most_that_any_step_so_far_read(residency: Residency, n_tok
 @given(residencies, st.integers(0, 130), st.sampled_from([1, 4, 16]))
 def test_held_blocks_cover_every_step(residency: Residency, n: int, block_tokens: int) -> None:
     memory = attention(residency)
-    block = layout_of(memory, BF16, block_tokens)
+    stored = StoredMemory.of(memory, BF16, block_tokens)
     expected = 0
     for position in range(n):
         first, sinks = residency.first_visible(position), residency.sink_tokens
         live = set(range(min(sinks, first))) | set(range(first, position + 1))
         expected = max(expected, len({row // block_tokens for row in live}))
-    held = held_bytes(memory, n, BF16, block_tokens)
-    assert held == expected * block.nbytes
-    assert held >= logical_bytes(memory, n, BF16, block_tokens)
+    held = stored.held_bytes(n)
+    assert held == expected * stored.block.nbytes
+    assert held >= stored.logical_bytes(n)
 
 
 @given(st.sampled_from([4, 128]), st.integers(0, 2000))
 def test_a_compressed_row_stands_for_its_tokens_once_they_are_complete(ratio: int, n: int) -> None:
     memory = attention(Full(), tokens_per_row=ratio)
+    stored = StoredMemory.of(memory, BF16)
     assert memory.rows(n) == n // ratio
-    assert logical_bytes(memory, n, BF16) == n // ratio * 2 * (2 * 32 * 2) * 2
-    assert bytes_per_token(memory, BF16) == Fraction(2 * (2 * 32 * 2) * 2, ratio)
+    assert stored.logical_bytes(n) == n // ratio * 2 * (2 * 32 * 2) * 2
+    assert stored.bytes_per_token == Fraction(2 * (2 * 32 * 2) * 2, ratio)
 
 
 def test_fixed_memory_is_one_size_at_any_length() -> None:
-    image = attention(Fixed(100), kind=Kind.CROSS)
-    assert logical_bytes(image, 0, BF16) == logical_bytes(image, 10**6, BF16) == 100 * 2 * 256
-    assert held_bytes(image, 5, BF16) == 112 * 2 * 256  # seven blocks of 16
-    assert bytes_per_token(image, BF16) == 0
+    image = StoredMemory.of(attention(Fixed(100), kind=Kind.CROSS), BF16)
+    assert image.logical_bytes(0) == image.logical_bytes(10**6) == 100 * 2 * 256
+    assert image.held_bytes(5) == 112 * 2 * 256  # seven blocks of 16
+    assert image.bytes_per_token == 0
 
 
 @pytest.mark.parametrize(
@@ -87,8 +84,8 @@ def test_fixed_memory_is_one_size_at_any_length() -> None:
 def test_a_state_has_its_own_element_type(codec: str, dtype: DType | None, item_bytes: int) -> None:
     planes = (Plane("state", 8, 64),)
     memory = MemorySpec(Kind.STATE, "mamba2", planes, Fixed(1), (1, 2, 3), dtype=dtype)
-    assert logical_bytes(memory, 10, uniform(codec)) == 3 * 8 * 64 * item_bytes
-    assert held_bytes(memory, 10, uniform(codec)) == 3 * 8 * 64 * item_bytes
+    stored = StoredMemory.of(memory, uniform(codec))
+    assert stored.logical_bytes(10) == stored.held_bytes(10) == 3 * 8 * 64 * item_bytes
 
 
 @pytest.mark.parametrize("codec", codec_names())
@@ -105,10 +102,10 @@ def test_bytes_equal_those_of_the_engines_layout(codec: str, n_tokens: int) -> N
         )
     ]  # fmt: skip
     choice = uniform(codec)
-    by_kind = bytes_by_kind(memories, n_tokens, choice)
-    assert by_kind[Kind.ATTENTION] == layout.read_bytes(n_tokens)
+    stored = [StoredMemory.of(memory, choice) for memory in memories]
+    assert sum(one.logical_bytes(n_tokens) for one in stored) == layout.read_bytes(n_tokens)
     blocks = layout.peak_blocks(n_tokens, step_tokens=1)
-    assert sum(held_bytes(m, n_tokens, choice) for m in memories) == layout.held_bytes(blocks)
+    assert sum(one.held_bytes(n_tokens) for one in stored) == layout.held_bytes(blocks)
 
 
 def test_heads_are_split_and_at_least_one_stays_on_each_rank() -> None:
