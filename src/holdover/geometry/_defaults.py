@@ -40,7 +40,7 @@ def class_defaults(model_type: str) -> ClassDefaults | None:
 
 
 def defaults_version() -> str:
-    """The transformers that the table was made from; shown beside an assumption."""
+    """The transformers that the table was made from."""
     return str(_table()["transformers"])
 
 

@@ -132,12 +132,12 @@ class CacheLayout:
     @property
     def fingerprint(self) -> bytes:
         """Equal for two layouts exactly when a block of one can be read as a block of the other."""
+        import hashlib  # the planner, which hashes nothing, starts without it
+
         parts = [f"holdover-layout-1 block_tokens={self.spec.block_tokens}"]
         for block in self.blocks:
             parts.append(f"group {block.group.residency!r} nbytes={block.nbytes}")
             parts.extend(repr(placed) for placed in block.fields)
-        import hashlib  # the planner, which hashes nothing, starts without it
-
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
     def block_offset(self, group: int, block: Ints) -> Ints:

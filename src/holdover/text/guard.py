@@ -37,8 +37,7 @@ class ControlGuard:
         alone: a marker that is no special token is guarded where that leaves the text as it is.
         """
         plain = template(data)
-        found = self._spelled(data)
-        if not found:
+        if not self._is_spelled(data):
             return plain
         guarded = {token.content for token in self.controls}
         for marker in sorted(token.content for token in self.markers):
@@ -69,14 +68,13 @@ class ControlGuard:
         spans = zip(names, encoding.offsets, strict=True)
         return [(start, name) for name, (start, _) in spans if name]
 
-    def _spelled(self, data: Any) -> set[str]:
+    def _is_spelled(self, data: Any) -> bool:
+        """Whether any of the tokens is, anywhere."""
         if isinstance(data, str):
-            return {name for _, name in self._matches(data)}
+            return bool(self._matches(data))
         if isinstance(data, Mapping):
             data = [*data, *data.values()]
-        elif not isinstance(data, list | tuple):
-            return set()
-        return set().union(*map(self._spelled, data))
+        return isinstance(data, list | tuple) and any(map(self._is_spelled, data))
 
     def _marked(self, data: Any, guarded: Collection[str]) -> Any:
         if isinstance(data, str):

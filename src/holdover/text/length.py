@@ -35,9 +35,8 @@ class LengthBound:
     @cached_property
     def _longest(self) -> int:
         """Characters of the longest token; each stands for a byte in a byte-level one."""
-        name_of = (
-            self.backend.id_to_token
-        )  # in pieces: the whole vocabulary at once holds others up
+        # One by one: the whole vocabulary at once holds other threads up.
+        name_of = self.backend.id_to_token
         n_ids = self.backend.get_vocab_size(with_added_tokens=True)
         longest = max(len(name_of(token_id) or "") for token_id in range(n_ids))
         added = self.backend.get_added_tokens_decoder().values()

@@ -42,7 +42,7 @@ class Generation(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """One for all renderings, which may run in several threads; each begins with `restart`."""
+    """One for all renderings, which may run in several threads."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -58,13 +58,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["bounded_loop"] = self._loop
         self.filters["bounded"] = self._check
 
-    def restart(self) -> None:
-        """Begin a rendering in this thread."""
-        self._time.end_s = time.thread_time() + MAX_CPU_S
-
     def render(self, template: Any, names: dict[str, Any]) -> str:
         """The text; raises jinja2's SecurityError where a bound is passed."""
-        self.restart()
+        self._time.end_s = time.thread_time() + MAX_CPU_S
         pieces, n_chars = [], 0
         for piece in template.generate(**names):
             n_chars += len(piece)

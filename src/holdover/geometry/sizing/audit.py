@@ -26,14 +26,14 @@ _SMELLS = re.compile(
 _HARMLESS = re.compile(
     r"chunk_size_feed_forward|expert|moe|mlp|use_cache$|cache_implementation|output_hidden_states|"
     r"hidden_states|token_id|_index$|index_n_heads|index_topk|index_rope|indexer_rope|"
-    r"kv_head_dim_none|conv_bias|conv_act|proj_bias|mamba_chunk_size|mamba_act|hidden_mamba_act|"
+    r"conv_bias|conv_act|proj_bias|mamba_chunk_size|mamba_act|hidden_mamba_act|"
     r"mamba_hidden_act|use_mamba_kernels|mamba_proj|mamba_norm|mamba_rms|mamba_dt|mamba_mlp|"
     r"mamba_use_mlp|mamba_conv_bias|mamba_ssm_cache_dtype|mamba_ssm_dtype|ssm_multipliers|"
     r"ssm_(in|out)_multiplier|share_expert|shared_intermediate|shared_expert|n_shared|num_shared|"
     r"decoder_sparse_step|compress_rope_theta|compression_config|quantization|"
     r"max_window_layers|use_sliding_window|activation_sparsity|layer_norm|num_hash_layers|"
     r"linear_allow|linear_dt|linear_a_log|rope|theta|use_conv_bias|_dropout|loss|coef|"
-    r"attention_chunk_size_none|interleave_moe|use_attn_sinks|attention_sink_bias|"
+    r"interleave_moe|use_attn_sinks|attention_sink_bias|"
     r"attn_implementation|share_(q|encoder|decoder)|tie_|layer_period|expert_layer|"
     r"hidden_size_per_layer|vocab_size_per_layer|per_layer_input|share_embeddings|"
     r"linear_lower_bound|use_cla$|cla_share_factor|index_block_size|index_local|"
@@ -41,7 +41,7 @@ _HARMLESS = re.compile(
     r"attn_logit|qkv|num_mem_blocks|^hc_|index_share_for_mtp|multi_query|pruned_heads|is_decoder|add_cross_attention|cross_attention_hidden|"
     r"kv_cache_dtype|cache_dtype|kv_cache_quant|time_step|scale|no_rope|qk_|state_dict|"
     r"use_shared_attention_adapter|max_inference_chunksize|chunkwise|inference_state_dtype|"
-    r"return_last_states|sequence_kernel|attention_other_setting_none|head_dim_none"
+    r"return_last_states|sequence_kernel"
 )
 # Means plain attention whatever the type.
 _PLAIN = frozenset(

@@ -36,18 +36,14 @@ _ENDINGS = re.compile(r"-(instruct|it|pt|chat|hf|base|gguf|fp8|nvfp4|bf16|awq|gp
 class CatalogueModel:
     """What is None where the published weights are in 16 bits: the type that most are in, which
     parts are in which type, all bytes, and those that one token's step reads.
-
-    `provenance` says where the config and the parameter count are from.
     """
 
     name: str
-    repository: str
     memory: ModelMemory
     weights_format: str | None
     weights_parts: str | None
     checkpoint_bytes: int | None
     active_bytes: int | None
-    provenance: str
 
 
 def catalogue_names() -> tuple[str, ...]:
@@ -67,13 +63,11 @@ def find_model(name: str, *, mtp: bool = False) -> CatalogueModel:
     entry = _table()[short]
     return CatalogueModel(
         short,
-        entry["repository"],
         _memory(entry, mtp),
         entry.get("weights_format"),
         entry.get("weights_parts"),
         entry.get("checkpoint_bytes"),
         entry.get("active_bytes"),
-        entry["provenance"],
     )
 
 

@@ -63,31 +63,18 @@ def _period_and_offset(reader: Reader, n_layers: int) -> Kinds | None:
 
 def _index_lists(reader: Reader, n_layers: int) -> Kinds | None:
     """Lists of layer numbers; all other layers are of the other kind."""
-    for name, kind, other in (
-        ("attn_layer_indices", "full", "linear"),
-        ("full_attn_idxs", "full", "conv"),
-        ("sliding_window_layers", "sliding", "full"),
-        ("cross_attention_layers", "cross", "full"),
-        ("local_layer_ids", "hybrid_sliding", "hybrid"),
-    ):
+    for name, (kind, other) in INDEX_LISTS.items():
         numbers = reader.get(name)
-        if numbers is None or (name == "attn_layer_indices" and _all_parallel(reader)):
-            continue
+        if numbers is None or (name == "attn_layer_indices" and reader.model_type == "falcon_h1"):
+            continue  # all layers of Falcon H1 have attention beside Mamba
         found = layer_numbers(reader, name, numbers, n_layers)
         return tuple(kind if i in found else other for i in range(n_layers))
     return None
 
 
-def _all_parallel(reader: Reader) -> bool:
-    return reader.model_type == "falcon_h1"
-
-
 def _numbered_codes(reader: Reader, n_layers: int) -> Kinds | None:
     """Lists of 0 and 1."""
-    for name, zero, one in (
-        ("attn_type_list", "linear", "full"),
-        ("hybrid_layer_pattern", "full", "sliding"),
-    ):
+    for name, (zero, one) in CODES.items():
         codes = listed(reader, name, n_layers)
         if codes is not None:
             if not all(isinstance(code, int) and code in (0, 1) for code in codes):
@@ -156,7 +143,7 @@ def every_nth(reader: Reader, n_layers: int) -> Kinds | None:
         if reader.model_type in FIRST_OF_PERIOD:
             return tuple("full" if i % n == 0 else other for i in range(n_layers))
         kinds = ["full" if (i + 1) % n == 0 else other for i in range(n_layers)]
-        return _with_last(reader, kinds)
+        return (*kinds[:-1], "full") if reader.model_type in LAST_IS_FULL else tuple(kinds)
     return None
 
 
@@ -172,6 +159,18 @@ def _dense_first(reader: Reader, every: int, n_layers: int) -> Kinds:
     return tuple(kinds)
 
 
+# Each field with the kinds of layer that it names, or codes, and of all others.
+INDEX_LISTS = {
+    "attn_layer_indices": ("full", "linear"),
+    "full_attn_idxs": ("full", "conv"),
+    "sliding_window_layers": ("sliding", "full"),
+    "cross_attention_layers": ("cross", "full"),
+    "local_layer_ids": ("hybrid_sliding", "hybrid"),
+}
+CODES = {  # of 0 and of 1
+    "attn_type_list": ("linear", "full"),
+    "hybrid_layer_pattern": ("full", "sliding"),
+}
 EVERY_NTH = (
     (("sliding_window_pattern", "_sliding_window_pattern"), "sliding"),
     (("global_attn_every_n_layers",), "sliding"),
@@ -184,28 +183,18 @@ LAST_IS_FULL = (
 )  # fmt: skip
 
 
-def _with_last(reader: Reader, kinds: list[str]) -> Kinds:
-    return (*kinds[:-1], "full") if reader.model_type in LAST_IS_FULL else tuple(kinds)
-
-
 # Each reader and the fields by which a file states what it reads.
 STATED: dict[PatternReader, tuple[str, ...]] = {
     _layer_types: ("layer_types", "layers_block_type"),
     _letters: ("hybrid_override_pattern",),
     _block_cycle: ("_block_types", "block_types"),
     _linear_attn_config: ("linear_attn_config",),
-    _index_lists: (
-        "attn_layer_indices", "full_attn_idxs", "sliding_window_layers", "cross_attention_layers",
-        "local_layer_ids",
-    ),
-    _numbered_codes: ("attn_type_list", "hybrid_layer_pattern"),
+    _index_lists: tuple(INDEX_LISTS),
+    _numbered_codes: tuple(CODES),
     _sparse_frequency: ("sparse_attention_config",),
     _attention_types: ("attention_types",),
     _period_and_offset: ("attn_layer_period", "attn_layer_offset"),
-    every_nth: (
-        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers",
-        "full_attention_interval", "layer_group_size",
-    ),
+    every_nth: tuple(name for fields, _ in EVERY_NTH for name in fields),
 }  # fmt: skip
 # Types whose classes write `layer_types` beside fields of an older rule.
 STALE_FIELDS = ("cohere2_moe", "bailing_hybrid")

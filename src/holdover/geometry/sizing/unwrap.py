@@ -42,9 +42,9 @@ def _reader(
     table = class_defaults(model_type)
     if table is None and model_type in REMOTE_TYPES:
         known_as = REMOTE_TYPES[model_type] or model_type
-        table = class_defaults(known_as) if REMOTE_TYPES[model_type] else None
-    if table is None and model_type in REMOTE_TYPES:
-        return Reader(values, {}, known_as, assume, where, whole=whole)
+        table = class_defaults(known_as)
+        if table is None:
+            return Reader(values, {}, known_as, assume, where, whole=whole)
     if table is None:
         return _unknown_reader(values, where, model_type, whole, assume)
     return Reader(

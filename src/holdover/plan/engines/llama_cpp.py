@@ -18,7 +18,7 @@ from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory
 from holdover.spec.residency import Chunk, Window
-from holdover.units import round_up
+from holdover.units import ceil_div, round_up
 
 NAME = "llama.cpp"
 SPLITS_HEADS = False  # layers are split over devices, whole
@@ -71,11 +71,11 @@ def cells_of(request: Request, memory: MemorySpec) -> int:
     if memory.kind is Kind.STATE:
         kept = int(options["rollback-tokens"]) + 1 if options["rollback"] else 1
         return slots * kept
-    tokens = -(-request.context_tokens // memory.tokens_per_row)
+    tokens = ceil_div(request.context_tokens, memory.tokens_per_row)
     window = _window_tokens(request, memory)
     together = slots if options["unified"] else 1
     streams = 1 if options["unified"] else slots
-    cells = round_up(tokens, CELLS) if not options["unified"] else round_up(tokens * slots, CELLS)
+    cells = round_up(tokens * together, CELLS)
     if window is not None:
         cells = min(cells, window * together + int(options["ubatch"]))
     return streams * round_up(cells, CELLS)

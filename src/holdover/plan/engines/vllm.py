@@ -20,7 +20,8 @@ from holdover.plan.engines.base import (
     beyond_model,
     cache_type_flags,
 )
-from holdover.spec.layout import CodecChoice
+from holdover.spec.layers import Plane
+from holdover.spec.layout import CodecChoice, FieldCodec
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory, on_one_rank
 from holdover.spec.residency import Chunk, Fixed, Window
 from holdover.units import ceil_div, round_up
@@ -155,11 +156,8 @@ def _blocks(request: Request, layers: Layers) -> int:
     step = int(request.options["batched-tokens"])
     match residency:
         case Fixed():
-            return (
-                1
-                if layers.memory.kind is Kind.STATE
-                else ceil_div(residency.n_rows, layers.block_tokens)
-            )
+            state = layers.memory.kind is Kind.STATE
+            return 1 if state else ceil_div(residency.n_rows, layers.block_tokens)
         case Window():
             held = min(residency.window_tokens - 1 + step, tokens)
             return ceil_div(held, layers.block_tokens) + 1
@@ -176,13 +174,12 @@ def codec_of(request: Request) -> CodecChoice:
     index, latent = get_sized_codec("fp8_indexer"), get_sized_codec("fp8_ds_mla")
     scaled = request.kv in ("fp8", "fp8_ds_mla") and sparse
 
-    def choose(layer: int, plane: object) -> object:
-        name = getattr(plane, "name", "")
-        if name == "index":
+    def choose(layer: int, plane: Plane) -> FieldCodec:
+        if plane.name == "index":
             return index
-        return latent if scaled and name in ("latent", "rope") else choice(layer, plane)  # type: ignore[arg-type]
+        return latent if scaled and plane.name in ("latent", "rope") else choice(layer, plane)
 
-    return choose  # type: ignore[return-value]
+    return choose
 
 
 def plain_dtype(memory: MemorySpec) -> MemorySpec:
@@ -221,15 +218,15 @@ def _notes(request: Request, pool: Pool) -> Iterator[str]:
         "what weights and a trial step leave; this is what these conversations fill of it"
     )
     yield from beyond_model(request, "it asks for VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
-    own = {m.label: m for m in request.model.memories}
+    memories = request.model.memories
     if pool.n_groups > 1:
         yield (
             f"{pool.n_groups} groups of {pool.group_layers} layers share blocks of "
             f"{pool.block_bytes:,} bytes; the tokens it prints count every group as full"
         )
-    if any(isinstance(m.residency, Window | Chunk) for m in own.values()):
+    if any(isinstance(m.residency, Window | Chunk) for m in memories):
         yield "a window layer holds window - 1 + the tokens of a step"
-    if any(m.kind is Kind.INDEXER for m in own.values()):
+    if any(m.kind is Kind.INDEXER for m in memories):
         yield "indexer keys are stored as fp8 with a scale: 132 bytes for 128 dims"
     if pool.block_tokens != request.options["block-size"]:
         yield f"attention blocks grow to {pool.block_tokens} tokens, to be as large as a state"

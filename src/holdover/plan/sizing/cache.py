@@ -42,9 +42,12 @@ class Cache:
     def held_by(self, users: int, n_tokens: int, shared_tokens: int = 0) -> int:
         """What `users` conversations of `n_tokens` hold, whose first `shared_tokens` are the same
         and there once."""
-        shared_bytes = self.shared_bytes(n_tokens, shared_tokens)
-        own_bytes = self.held_bytes(n_tokens) - shared_bytes
-        return users * own_bytes + (shared_bytes if users else 0)
+        shared_bytes = self.shared_bytes(n_tokens, shared_tokens) if users else 0
+        return users * self.own_bytes(n_tokens, shared_tokens) + shared_bytes
+
+    def own_bytes(self, n_tokens: int, shared_tokens: int) -> int:
+        """What one of them holds beside the shared start."""
+        return self.held_bytes(n_tokens) - self.shared_bytes(n_tokens, shared_tokens)
 
     def shared_bytes(self, n_tokens: int, shared_tokens: int) -> int:
         """Whole blocks of the shared start, of what keeps every token. The block that the newest

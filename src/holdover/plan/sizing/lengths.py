@@ -99,7 +99,7 @@ def answer_lengths(lengths: Lengths, cache: Cache, scenario: Scenario | None) ->
     held_by = cache if scenario is None else scenario.rank_cache
     shared = 0 if scenario is None else scenario.shared_tokens
     # A shared start is there once: each conversation adds what it holds beside it.
-    held = [held_by.held_bytes(n) - held_by.shared_bytes(n, shared) for n in lengths.tokens]
+    held = [held_by.own_bytes(n, shared) for n in lengths.tokens]
     mean = sum(b * p for b, p in zip(held, lengths.probabilities, strict=True))
     if scenario is None:
         return LengthsAnswer(lengths, mean, None, None, True)

@@ -32,10 +32,6 @@ class Offload:
             raise ConfigError("--offload", f"{text!r}: give ram:64GiB or disk:1TiB")
         return cls(home, parse_bytes(size, "--offload"))
 
-    @property
-    def name(self) -> str:
-        return NAMES[self.home]
-
     def resume_s(self, rank_bytes: int, n_devices: int) -> float:
         """The least time until a conversation of `rank_bytes` on each device is back: every
         device has a link of its own to RAM, and all share the disk."""

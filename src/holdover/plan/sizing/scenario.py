@@ -91,9 +91,7 @@ class Scenario:
     @property
     def own_bytes(self) -> int:
         """What one conversation holds beside the shared start, on each device."""
-        tokens = self.context_tokens
-        shared = self.rank_cache.shared_bytes(tokens, self.shared_tokens)
-        return self.rank_cache.held_bytes(tokens) - shared
+        return self.rank_cache.own_bytes(self.context_tokens, self.shared_tokens)
 
     @property
     def margin_bytes(self) -> int:

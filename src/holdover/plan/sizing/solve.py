@@ -56,11 +56,6 @@ class SizingPlan:
     def table_tokens(self) -> tuple[int, ...]:
         return tuple(sorted({*TABLE_TOKENS, self.context_tokens}))
 
-    @property
-    def reserved_bytes(self) -> int:
-        """What admission sets aside for a conversation: the blocks of its widest step."""
-        return self.cache.held_bytes(self.context_tokens, self.step_tokens)
-
 
 def solve(
     model: str,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from holdover.plan.sizing.offload import NAMES
 from holdover.plan.sizing.text import table
-from holdover.units import format_bytes
+from holdover.units import format_bytes as size
 
 Report = dict[str, Any]
 
@@ -24,10 +25,6 @@ def plan_text(report: Report) -> str:
         list(_assumptions(report)),
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
-
-
-def size(n_bytes: int) -> str:
-    return format_bytes(n_bytes)
 
 
 def _heading(report: Report) -> list[str]:
@@ -174,7 +171,7 @@ def _offload(report: Report) -> Iterator[str]:
     offload = report.get("offload")
     if offload is None:
         return
-    place = "RAM" if offload["to"] == "ram" else "disk"
+    place = NAMES[offload["to"]]
     yield (
         f"  on the device at a time: {_users(offload['users_on_device'])}; waiting: "
         f"{_users(offload['users_waiting'])}, {size(offload['waiting_bytes'])} of "

@@ -7,7 +7,6 @@ not. This is how gpt-oss counts its 5.1B; Qwen and Mistral count the embedding i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,10 +49,6 @@ class ModelWeights:
     def parameters(self) -> Parameters:
         total = sum(part.count for part in self.parts)
         return Parameters(total, sum(part.used for part in self.parts), "formula")
-
-    def count_of(self, roles: Iterable[Role]) -> int:
-        wanted = frozenset(roles)
-        return sum(part.count for part in self.parts if part.role in wanted)
 
 
 def part(role: Role, layer: int | None, count: int, used: int | None = None) -> Part:

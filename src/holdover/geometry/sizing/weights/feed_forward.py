@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from holdover.geometry.sizing.mechanisms.base import Layer
 from holdover.geometry.sizing.reader import Reader
 from holdover.geometry.sizing.weights.base import Part, Role, part
+from holdover.units import round_up
 
 INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "inner_dim")
 _EXPERT_INNER = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
@@ -47,9 +48,9 @@ def feed_forward(reader: Reader, layer: Layer, hidden: int) -> Iterator[Part]:
         yield part(Role.DENSE, index, hidden * hidden + 2 * hidden * _rwkv_inner(reader, hidden))
         return
     matrices = 2 if model_type in _TWO_MATRICES else 3
-    experts = first(reader, _EXPERTS)
-    has_experts = experts not in (None, 1) and _has_experts(reader, index)
-    if has_experts and experts:
+    experts = first(reader, _EXPERTS) or 1
+    has_experts = experts > 1 and _has_experts(reader, index)
+    if has_experts:
         yield from _experts(reader, index, hidden, experts, matrices)
     if not has_experts or model_type.startswith("gemma4"):  # Gemma 4 has both in a layer
         yield part(Role.DENSE, index, matrices * hidden * dense_inner(reader, layer, hidden))
@@ -87,7 +88,7 @@ def dense_inner(reader: Reader, layer: Layer, hidden: int) -> int:
         return inner // 2
     if reader.model_type == "lfm2" and reader.get("block_auto_adjust_ff_dim") is True:
         multiple = reader.integer("block_multiple_of")
-        return -(-(2 * inner // 3) // multiple) * multiple
+        return round_up(2 * inner // 3, multiple)
     shared = reader.optional_integer("num_kv_shared_layers", minimum=0) or 0
     if layer.index >= layer.n_layers - shared and reader.get("use_double_wide_mlp") is True:
         return 2 * inner

@@ -8,6 +8,7 @@ from holdover.geometry.sizing.mechanisms import mamba2 as mechanism
 from holdover.geometry.sizing.mechanisms.base import Layer
 from holdover.geometry.sizing.mechanisms.compressed import ratio_of
 from holdover.geometry.sizing.reader import Reader
+from holdover.units import ceil_div
 
 _ATTENTION = frozenset(("full", "sliding", "chunked", "indexed", "cross", "hybrid"))
 # Types whose queries come with a gate, which their classes do not declare.
@@ -137,7 +138,7 @@ def _mamba1(reader: Reader, hidden: int) -> int | None:
     rank = reader.get("mamba_dt_rank", "time_step_rank")
     if inner is None or state is None:
         return None
-    rank = -(-hidden // 16) if not isinstance(rank, int) else rank
+    rank = ceil_div(hidden, 16) if not isinstance(rank, int) else rank
     return hidden * 2 * inner + inner * (2 * rank + 3 * state) + inner * hidden
 
 
