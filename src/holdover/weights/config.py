@@ -1,9 +1,8 @@
 """One shape of config for every source: the keys of a Hugging Face text model.
 
-From a folder the file's own keys are kept, a multimodal `text_config` is lifted to the top, and the
-two ways of writing rotary parameters become one: `rope_theta`, `rope_scaling` (or None) and, for
-models with local layers, `rope_local_base_freq`. From a GGUF header the same keys are derived by
-`gguf_config`. Defaults that a config leaves out are the geometry's business.
+From a folder the file's own keys are kept, a multimodal `text_config` lifted to the top. From a
+GGUF header the same keys are derived by `gguf_config`. What the keys mean, older and newer
+spellings, and defaults that a config leaves out are the geometry's business.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _REQUIRED_COUNTS = (
 
 
 def canonical_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's config out of a config.json, rotary parameters in one form."""
+    """The text model's config out of a config.json."""
     text = raw.get("text_config")
     config = dict(raw)
     if isinstance(text, Mapping):
@@ -42,24 +41,7 @@ def canonical_config(raw: Mapping[str, Any]) -> dict[str, Any]:
         config |= text
         if "model_type" not in text and "model_type" in raw:
             config["model_type"] = f"{raw['model_type']}_text"
-    rope = config.get("rope_parameters")
-    if isinstance(rope, Mapping):
-        _flatten_rope(config, rope)
     return config
-
-
-def _flatten_rope(config: dict[str, Any], rope: Mapping[str, Any]) -> None:
-    """`rope_parameters`, flat or one per layer type, as `rope_theta` and `rope_scaling`."""
-    by_layer = isinstance(rope.get("full_attention"), Mapping)
-    main = rope["full_attention"] if by_layer else rope
-    if "rope_theta" in main:
-        config["rope_theta"] = main["rope_theta"]
-    scaling = {key: value for key, value in main.items() if key != "rope_theta"}
-    default = scaling.get("rope_type", "default") == "default"
-    config["rope_scaling"] = None if default else scaling
-    local = rope.get("sliding_attention") if by_layer else None
-    if isinstance(local, Mapping) and "rope_theta" in local:
-        config["rope_local_base_freq"] = local["rope_theta"]
 
 
 def gguf_config(path: Path, header: GgufHeader) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from holdover.errors import HoldoverError, ModelFileError, UnsupportedModelError
+from holdover.geometry.base import read_geometry
 from holdover.weights import open_checkpoint
 
 SIZES = {
@@ -58,9 +59,9 @@ def test_families_load_as_saved(tmp_path: Path, family: str, shard_size: str) ->
         assert torch.equal(checkpoint.load(name, torch.float32), values), name
         assert checkpoint.load(name, torch.bfloat16).dtype == torch.bfloat16
     assert checkpoint.config["model_type"] == family
-    assert isinstance(checkpoint.config["rope_theta"], float | int)
-    if family == "gemma3_text":
-        assert checkpoint.config["rope_local_base_freq"] == 10_000
+    thetas = [rope.theta for rope in read_geometry(checkpoint.config).ropes]
+    local = family == "gemma3_text"
+    assert thetas == ([1e6, 1e4] if local else [model.config.rope_parameters["rope_theta"]])
 
 
 def multimodal() -> Gemma3ForConditionalGeneration:
@@ -103,20 +104,6 @@ def test_saved_multimodal_model(tmp_path: Path) -> None:
     assert set(checkpoint.tensors) == set(expected)
     for name, value in expected.items():
         assert torch.equal(checkpoint.load(name, torch.float32), value)
-
-
-def test_rope_scaling_of_both_spellings(tmp_path: Path) -> None:
-    scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }  # fmt: skip
-    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
-    old = {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": scaling}
-    new = {"model_type": "llama", "rope_parameters": {**scaling, "rope_theta": 5e5}}
-    for config in (old, new):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        read = open_checkpoint(tmp_path).config
-        assert (read["rope_theta"], read["rope_scaling"]) == (5e5, scaling)
 
 
 # --- refusals ---------------------------------------------------------------------------------
