@@ -25,7 +25,9 @@ def check_request(
     n_left = max_context_tokens - len(prompt)
     asked = "" if params.max_tokens is None else f" and max_tokens is {params.max_tokens}"
     if n_left < 1:
-        raise too_long("prompt", f"{len(prompt)} tokens{asked}", max_context_tokens)
+        raise too_long(
+            "prompt", f"{len(prompt)} tokens{asked}", max_context_tokens, params.max_tokens or 1
+        )
     if params.max_tokens is not None and params.max_tokens > n_left:
         raise RequestError(
             "max_tokens",

@@ -69,11 +69,15 @@ class LengthBound:
         return 1 if state == one_for_one else 0
 
 
-def too_long(field: str, has: str, max_context_tokens: int) -> RequestError:
-    """For a prompt that `has` so many tokens."""
+def too_long(field: str, has: str, max_context_tokens: int, answer_tokens: int = 1) -> RequestError:
+    """For a prompt that `has` so many tokens, and an answer of `answer_tokens`.
+
+    An answer that leaves no prompt any room is not what the prompt is measured by.
+    """
+    most_tokens = max_context_tokens - (answer_tokens if answer_tokens < max_context_tokens else 1)
     return RequestError(
         field,
         f"the prompt has {has}; prompt and answer together can have {max_context_tokens}, so that "
-        f"a prompt of up to {max_context_tokens - 1} would fit",
+        f"a prompt of up to {most_tokens} would fit",
         code="context_length_exceeded",
     )

@@ -235,7 +235,10 @@ def test_what_can_never_fit_is_refused_with_the_number_that_would(
     assert (error.field, error.code) == ("prompt", "context_length_exceeded")
     assert "60 tokens" in error.reason
     assert "max_tokens is 16" in error.reason
-    assert "up to 49 would fit" in error.reason
+    assert "up to 34 would fit" in error.reason
+    for answer_tokens, most_tokens in ((None, 49), (49, 1), (50, 49)):
+        error = refused(served, (1,) * 60, replace(GREEDY, max_tokens=answer_tokens))
+        assert f"up to {most_tokens} would fit" in error.reason
     error = refused(served, (1,) * 40, GREEDY)
     assert (error.field, error.code) == ("max_tokens", "context_length_exceeded")
     assert "up to 10 would fit" in error.reason
@@ -247,7 +250,7 @@ def test_the_arena_can_be_what_limits_the_context(tiny: Loaded, serve: Serve) ->
     served = serve(tiny, 64 << 10, step_tokens=16)
     most = served.engine.limits.max_context_tokens
     assert 16 < most < 1024
-    assert f"up to {most - 1} would fit" in refused(served, (1,) * 900, GREEDY).reason
+    assert f"up to {most - 16} would fit" in refused(served, (1,) * 900, GREEDY).reason
     answer = served.ask((7,) * 3, SamplingParams(temperature=0, ignore_eos=True)).answer()
     assert len(answer.tokens) == most - 3
 
