@@ -106,9 +106,11 @@ def _serving_plan(config: Config, as_json: bool, with_fields: bool) -> None:
 def _sizing_plan(config: Config, question: Question, as_json: bool, with_fields: bool) -> None:
     given = _serving_flags(config, with_fields)
     if given:
+        asked = _sizing_flags(question)
+        because = f", and {asked[0]} asks for the other one" if asked else ""
         raise ConfigError(
             given[0],
-            "belongs to the plan of a server; the sizing plan of a model knows "
+            f"belongs to the plan of a server{because}; the sizing plan of a model knows "
             "--memory, --gpu, --weights, --kv and --context",
         )
     from holdover.plan.sizing.report import curves_json, sizing_json
@@ -123,6 +125,7 @@ def _sizing_plan(config: Config, question: Question, as_json: bool, with_fields:
         from holdover.plan.sizing.page import write_page
 
         write_page(typed_path(question.html, "--html"), report, curves_json(plan))
+        print(f"wrote {one_line(question.html)}", file=sys.stderr)
     if as_json:
         print(json.dumps(report, indent=2))
     elif question.csv:
@@ -144,6 +147,14 @@ def _serving_flags(config: Config, with_fields: bool) -> list[str]:
         if field.name in _SERVING_FIELDS and getattr(config, field.name) != field.default
     ]
     return ["--fields", *changed] if with_fields else changed
+
+
+def _sizing_flags(question: Question) -> list[str]:
+    return [
+        flag(field.name)
+        for field in fields(question)
+        if getattr(question, field.name) != field.default
+    ]
 
 
 def _refuse(error: HoldoverError, as_json: bool) -> NoReturn:

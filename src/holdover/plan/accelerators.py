@@ -126,4 +126,7 @@ def _close(asked: Iterable[str], table: Iterable[Accelerator]) -> str:
     close = dict.fromkeys(by_words[key] for key in get_close_matches(text, by_words, n=5))
     if close:
         return f"did you mean {', '.join(close)}?"
-    return "give --memory with its bytes instead, for example --memory 80GiB"
+    return (
+        f"{len({*by_words.values()})} are known, for example A100 80GB, RTX 4090 and MI300X; "
+        "give --memory with its bytes instead, for example --memory 80GiB"
+    )

@@ -298,6 +298,7 @@ def test_the_page_says_what_the_table_says(tmp_path: Path) -> None:
     assert run(*arguments).exit_code == 0
     assert page.read_text() == text, "the same plan is the same page"
     assert refusal("llama-3-8b", "--html", str(tmp_path / "no" / "x.html"))["field"] == "--html"
+    assert run("llama-3-8b", "--html", str(page)).stderr == f"wrote {page}\n"
 
 
 def test_the_quick_parser_takes_what_the_library_takes() -> None:
@@ -514,3 +515,11 @@ def test_a_window_is_put_on_full_layers_only() -> None:
     assert found["bytes_per_token"] == 0
     assert found["conversation"]["logical_bytes"] < plain["logical_bytes"]
     assert "window" in {a["field"] for a in found["assumptions"]}
+
+
+def test_a_flag_of_the_other_plan_is_named_with_the_one_that_asked_for_it() -> None:
+    wrong = refusal("smollm2", "--users", "3", "--kv-memory", "1GiB")
+    assert wrong["field"] == "--kv-memory"
+    assert "and --users asks for the other one" in wrong["reason"]
+    wrong = refusal("llama-3-8b", "--kv-memory", "1GiB")
+    assert "asks for" not in wrong["reason"]

@@ -66,7 +66,7 @@ def test_an_ambiguous_name_lists_the_choices(text: str, choices: list[str]) -> N
 def test_an_unknown_name_says_what_is_like_it_or_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"no accelerator 'RTX 4091'; did you mean .*RTX 4090"):
         find_accelerator("RTX 4091")
-    with pytest.raises(ConfigError, match=r"--card: .*; give --memory"):
+    with pytest.raises(ConfigError, match=r"--card: .*\d+ are known, .*; give --memory"):
         find_accelerator("abacus", flag="--card")
     with pytest.raises(ConfigError, match="names no accelerator"):
         find_accelerator("NVIDIA GPU")

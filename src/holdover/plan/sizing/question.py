@@ -25,7 +25,7 @@ class Question:
     users: int | None = None
     """Conversations at the same time."""
     gpu: str | None = None
-    """Accelerator by name, for example h100 or "A100 80GB"; a wrong name lists the known ones."""
+    """Accelerator by name, for example h100 or "A100 80GB"; a wrong one says which are like it."""
     gpus: int = 1
     """Devices over which the model is split, tensor-parallel."""
     headroom: str = "10%"
