@@ -17,6 +17,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True, help=holdover.__doc__)(_version_option)
     for command in (plan, serve, chat, inspect, bench):

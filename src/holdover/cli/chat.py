@@ -20,10 +20,12 @@ import typer
 from holdover.cli.conversation import ChatSession
 from holdover.cli.options import ENGINE_FIELDS, MODEL_FIELDS, PLAN_FIELDS, config_command
 from holdover.cli.screen import warn
-from holdover.config import Config
-from holdover.errors import RequestError
+from holdover.config import Config, flag
+from holdover.errors import ConfigError, RequestError
 from holdover.units import format_bytes
 
+_TOP_P_HELP = "Draw from the likeliest tokens that add up to this share."
+_MAX_TOKENS_HELP = "Most tokens of an answer; what the context leaves when not given."
 _HELP = """\
 /clear     start over (also /reset)
 /stats     what the engine holds and has reused
@@ -39,9 +41,9 @@ def register(app: typer.Typer) -> None:
         config: Config,
         system: Annotated[str | None, typer.Option(help="System message.")] = None,
         temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-        top_p: Annotated[float, typer.Option(help="Share of likely tokens.")] = 0.9,
+        top_p: Annotated[float, typer.Option(help=_TOP_P_HELP)] = 0.9,
         seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
-        max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+        max_tokens: Annotated[int | None, typer.Option(help=_MAX_TOKENS_HELP)] = None,
     ) -> None:
         """Talk to a model in the terminal, and see what it costs."""
         from holdover.cli.loading import load_engine, open_model, starting
@@ -49,9 +51,12 @@ def register(app: typer.Typer) -> None:
         from holdover.engine.planning import plan_serving
         from holdover.plan.tables import short_lines
 
-        params = SamplingParams(
-            temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
-        )
+        try:
+            params = SamplingParams(
+                temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
+            )
+        except RequestError as error:
+            raise ConfigError(flag(str(error.field)), error.reason) from error
         with starting():
             planned = plan_serving(config, open_model=open_model)
             _say("\n".join(short_lines(planned.plan)))

@@ -65,7 +65,7 @@ def parse_strictly(arguments: Sequence[str], flags: Mapping[str, Flag]) -> dict[
             positional.append(argument)
             continue
         name, equals, value = argument.partition("=")
-        if name in ("-", "--", "--help"):
+        if name in ("-", "--", "--help", "-h"):
             return None
         if name not in flags:
             raise ConfigError(name, f"no such flag; {_near(name, flags)}--help lists them")

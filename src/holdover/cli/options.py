@@ -152,7 +152,7 @@ def _parameter(name: str, settings: type = Config) -> inspect.Parameter:
     field = next(field for field in fields(settings) if field.name == name)
     hint = get_type_hints(settings)[name]
     default: Any = field.default
-    metavar, values = _values(name) if settings is Config else (None, "")
+    metavar, values = _values(name) if settings is Config else (_METAVARS.get(name), "")
     help_text = inspect.cleandoc(field_help(settings)[name]) + values
     if name == "model":
         info: Any = typer.Argument(help=help_text)
@@ -168,6 +168,7 @@ def _parameter(name: str, settings: type = Config) -> inspect.Parameter:
     )
 
 
+_METAVARS = {"api_keys": "<key>", "assume": "<field=value>", "gpu": "<name>", "html": "<file>"}
 _PACKAGES = {"backend": "holdover.kernels", "eviction": "holdover.cache.eviction"}
 
 
@@ -181,7 +182,7 @@ def _values(name: str) -> tuple[str | None, str]:
         return f"[{'|'.join(DTYPES)}]", ""
     if name in _PACKAGES:
         return f"[{'|'.join(plugin_names(_PACKAGES[name]))}]", ""
-    return None, ""
+    return _METAVARS.get(name), ""
 
 
 def _register(

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from holdover.cli.app import build_app
 from holdover.cli.options import config_command, field_help, plain_command
+from holdover.codecs.base import codec_names
 from holdover.config import Config
 from holdover.errors import BudgetError
+from holdover.registry import plugin_names
 
 
 def parameters(command: str) -> dict[str, Any]:
@@ -96,13 +98,17 @@ def test_help_is_whole_at_80_columns_and_lists_what_may_be_given() -> None:
     text = " ".join(help_of("serve").split())
     for values in (
         "[auto|fp32|bf16]",
-        "[reference]",
-        "[lru]",
-        "One of bf16, fp16, fp32, fp8, int4",
+        f"[{'|'.join(plugin_names('holdover.kernels'))}]",
+        f"[{'|'.join(plugin_names('holdover.cache.eviction'))}]",
+        f"One of {', '.join(codec_names())}.",
+        "--api-key <key>",
     ):
         assert values in text
     assert "without it and --memory" in text
     assert "--input-words" in help_of("bench")
+    assert "--assume <field=value>" in help_of("plan")
+    short = CliRunner().invoke(build_app(), ["serve", "-h"], env={"COLUMNS": "80"})
+    assert (short.exit_code, short.output) == (0, help_of("serve"))
 
 
 @pytest.mark.parametrize(
