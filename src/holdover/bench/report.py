@@ -59,8 +59,9 @@ def bench_lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     n_errors = sum(report["errors"].values())
     counted = "" if report["token_counts"] == "usage" else " (chunks counted: no usage given)"
+    streams = "1 stream" if report["streams"] == 1 else f"{report['streams']} streams"
     lines = [
-        f"{report['model']} at {report['url']}, {report['streams']} streams",
+        f"{report['model']} at {report['url']}, {streams}",
         f"requests         {report['finished']} finished, {n_errors} failed "
         f"in {report['wall_s']:.2f} s",
         f"output           {report['output_tokens_per_s']:.1f} tokens/s, "

@@ -188,7 +188,8 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     total = format_bytes(report["tensors_bytes"])
     line("parameters", f"{report['parameters']:,} in {total} ({report['tensors_bytes']:,} bytes)")
     for share in report["types"]:
-        sizes = f"{share['tensors']:>4} tensors  {share['elements']:>15,} elements"
+        noun = "tensor " if share["tensors"] == 1 else "tensors"
+        sizes = f"{share['tensors']:>4} {noun}  {share['elements']:>15,} elements"
         bits = f"{share['bits_per_element']:.2f} bits each"
         line(f"  {share['type']}", f"{sizes}  {format_bytes(share['tensors_bytes']):>10}  {bits}")
     for tensor in report.get("tensors", ()):

@@ -82,7 +82,9 @@ def locate_model(model: str | Path, advance: Advance = _quietly) -> Path:
         return gemma3_270m().put_together(advance)
     if not _REPOSITORY.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
         raise ModelFileError(
-            name, f"no such file or folder; built-in models are {', '.join(_BUILT_IN)}"
+            name,
+            f"no such file or folder; built-in models are {', '.join(_BUILT_IN)}, and owner/name "
+            "is a repository of Hugging Face",
         )
     return _download(name)
 

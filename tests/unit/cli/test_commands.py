@@ -165,7 +165,7 @@ def test_inspect_shows_the_rest_of_a_model_that_is_not_served(tmp_path: Path) ->
     assert result.exit_code == 0, result.stderr
     assert "mamba" in result.output
     assert "supported" in result.output
-    assert re.search(r"^ +F32 +1 tensors +2 elements", result.output, re.MULTILINE)
+    assert re.search(r"^ +F32 +1 tensor +2 elements", result.output, re.MULTILINE)
 
 
 def test_bench_without_a_server_is_one_line() -> None:
@@ -177,6 +177,16 @@ def test_bench_without_a_server_is_one_line() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--top-p", "2"), ("--temperature", "-1"), ("--max-tokens", "0")]
+)
+def test_chat_names_the_flag_that_is_wrong(flag: str, value: str) -> None:
+    result = run("chat", flag, value)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"holdover: {flag}: ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_chat_on_the_real_model_reuses_the_first_turn() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "holdover", "chat", "--kv-memory", "32MiB", "--temperature", "0",
