@@ -34,8 +34,23 @@ def test_the_narrowest_rule_decides(text: str, expected: dict[Any, str]) -> None
 
 @pytest.mark.parametrize(
     "text",
-    "= =int8 k= q=int8 k@=int8 @0=int8 0-=int8 3-1=int8 int8,int4 k=int8,k=int4 0=int8,0-0=int4 "
-    "int8, k=int9 -1=int8 k=int8=int4".split(" "),
+    [
+        "=",
+        "=int8",
+        "k=",
+        "q=int8",
+        "k@=int8",
+        "@0=int8",
+        "0-=int8",
+        "3-1=int8",
+        "int8,int4",
+        "k=int8,k=int4",
+        "0=int8,0-0=int4",
+        "int8,",
+        "k=int9",
+        "-1=int8",
+        "k=int8=int4",
+    ],
 )
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--kv"):
