@@ -182,7 +182,7 @@ def _impossible(value: Any) -> Iterator[Any]:
         yield from (-value - 1, 10**15, 0.5, str(value), [value], True)
     elif isinstance(value, list):
         yield from ([*value, "no such kind"] * 2, -3)
-        if isinstance(value[0], str) and len(value) > 3:
+        if len(value) > 3 and isinstance(value[0], str):
             yield value[:-1]
         if value and isinstance(value[0], int):
             yield [-1 - n if isinstance(n, int) else n for n in value]

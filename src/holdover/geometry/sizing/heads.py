@@ -28,6 +28,7 @@ def attention_planes_of(reader: Reader, layer: Layer, sliding: bool) -> tuple[Pl
     head_dim = _number(part, layer, names.HEAD_DIM, sliding)
     if head_dim is None:
         head_dim = exact(part, names.QUERY_HEADS[0], part.integer(*names.HIDDEN), query_heads)
+        reader.note(names.HEAD_DIM[0], head_dim, "hidden size / query heads")
     value_dim = _number(part, layer, names.VALUE_DIM, sliding) or head_dim
     if max(head_dim, value_dim) > _WIDEST_HEAD:
         raise reader.wrong(names.HEAD_DIM[0], f"{max(head_dim, value_dim)} is no head's width")

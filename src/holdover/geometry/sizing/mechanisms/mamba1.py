@@ -34,4 +34,8 @@ def _channels(reader: Reader) -> int:
         return reader.integer("mamba_expand") * reader.integer(*names.HIDDEN)
     stated = reader.optional_integer("intermediate_size")
     reader.ignore("expand")
-    return stated or reader.integer("expand") * reader.integer(*names.HIDDEN)
+    if stated:
+        return stated
+    channels = reader.integer("expand") * reader.integer(*names.HIDDEN)
+    reader.note("intermediate_size", channels, "expand x hidden size")
+    return channels
