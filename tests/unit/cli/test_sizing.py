@@ -212,6 +212,14 @@ def test_the_well_known_table_of_llama_3_8b() -> None:
     )
 
 
+def test_users_are_added_up_without_a_device() -> None:
+    text = run("llama-3-8b", "--users", "5", "--context", "4000", "--shared-prefix", "2000")
+    held = 5 * 524_288_000 - 4 * 262_144_000  # the shared half is there once
+    line = f"5 users x 4,000 tokens, the first 2,000 of them shared: 1.5 GiB ({held:,} bytes) held"
+    assert line in text.stdout
+    assert "with the weights 16.4 GiB" in text.stdout
+
+
 def test_goal_lists_changes_with_their_cost() -> None:
     goal = report("llama-3-8b", "--gpu", "4090", "--goal", "users=50,context=4000")["goal"]
     assert goal["fits"] is False

@@ -18,6 +18,7 @@ def plan_text(report: Report) -> str:
         _heading(report),
         list(_formulas(report)),
         _contexts(report),
+        list(_together(report)),
         list(_device(report)),
         list(_engine(report)),
         list(_lengths(report)),
@@ -99,6 +100,20 @@ def _kinds(report: Report) -> list[str]:
     used = {k for row in report["contexts"] for k, n_bytes in row["by_kind"].items() if n_bytes}
     kinds = [kind for kind in report["conversation"]["by_kind"] if kind in used]
     return kinds if len(kinds) > 1 else []
+
+
+def _together(report: Report) -> Iterator[str]:
+    """What several conversations hold together; on a device its own table says so."""
+    users, shared, held = (report[k] for k in ("users", "shared_prefix_tokens", "users_bytes"))
+    if "device" in report or users == 1:
+        return
+    tokens = f"{_users(users)} x {report['conversation']['tokens']:,} tokens"
+    if shared:
+        tokens += f", the first {shared:,} of them shared"
+    text = f"{tokens}: {size(held)} ({held:,} bytes) held"
+    if report["weights_bytes"] is not None:
+        text += f"; with the weights {size(held + report['weights_bytes'])}"
+    yield f"{text}. Whether they fit: --gpu or --memory"
 
 
 def _device(report: Report) -> Iterator[str]:
