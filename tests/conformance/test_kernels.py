@@ -25,6 +25,7 @@ from torch import Tensor
 
 from holdover.codecs.base import codec_names, get_codec, uniform
 from holdover.kernels.base import AttentionBatch, AttentionStep
+from holdover.kernels.native.availability import ISA_VARIABLE, extension
 from holdover.registry import load_plugin, plugin_names
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, Plane
@@ -34,6 +35,7 @@ from holdover.spec.residency import Chunk, Full, Residency, Window, step_blocks
 from holdover.units import ceil_div
 
 BACKENDS = plugin_names("holdover.kernels")
+ISAS = ("portable", "avx2", "avx512")
 EXACT = 1e-5
 CANARY = 0xA5
 
@@ -278,9 +280,16 @@ def poisoned_new_tensors() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=[*(b for b in BACKENDS if b != "native"), *(f"native-{i}" for i in ISAS)])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every backend by its name, and the native one on each instruction set that runs here."""
+    name, _, isa = str(request.param).partition("-")
+    if isa:
+        native = extension()
+        if native is None or isa not in native.isas():
+            pytest.skip(f"{isa}: not built, or not in this CPU")
+        monkeypatch.setenv(ISA_VARIABLE, isa)
+    return name
 
 
 @pytest.mark.parametrize("case", pairwise(AXES), ids=str)

@@ -1,0 +1,16 @@
+// AVX2 with FMA and F16C: 8 lanes, 16 registers.
+#include <immintrin.h>
+
+#include "types.hpp"
+
+#define LANES 8
+
+namespace holdover::on_avx2 {
+constexpr int MOST_ROWS = 3;  // query rows that share a key in registers
+#include "kernels.hpp"
+bool runs() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+}  // namespace holdover::on_avx2
+
+namespace holdover {
+const Isa avx2{"avx2", on_avx2::runs, on_avx2::attend_task, on_avx2::write};
+}

@@ -1,0 +1,15 @@
+// For any machine: 4 lanes of what the compiler has, without fused products.
+
+#include "types.hpp"
+
+#define LANES 4
+
+namespace holdover::on_portable {
+constexpr int MOST_ROWS = 3;  // query rows that share a key in registers
+#include "kernels.hpp"
+bool runs() { return true; }
+}  // namespace holdover::on_portable
+
+namespace holdover {
+const Isa portable{"portable", on_portable::runs, on_portable::attend_task, on_portable::write};
+}

@@ -1,0 +1,116 @@
+// What the bindings, the planner of tasks and the kernels of every instruction set share: plain data.
+// Byte offsets and strides come from the layout's fields; nothing here multiplies heads by dims.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace holdover {
+
+constexpr int TILE_TOKENS = 128;    // keys of one softmax update, at multiples of itself
+constexpr int SPLIT_TOKENS = 1024;  // keys of one partial result, at multiples of itself
+constexpr int MAX_DIM = 512;
+constexpr int WIDEST_LANES = 16;
+
+// Compiled into each caller: a shared copy could be one made for another instruction set.
+#define HOLDOVER_INLINE inline __attribute__((always_inline))
+
+enum class Codec : int { fp32, bf16, fp16, fp8, int8, int4, q8_0, q5_1, q5_0, q4_1, q4_0 };
+
+struct Field {
+  int64_t offset, head_stride, token_stride;  // bytes, from the block's start
+};
+
+// One layer's plane. `data` holds levels or values; a codec without scale, minimum or fifth bits
+// leaves those fields at zero and never reads them.
+struct Plane {
+  Codec codec;
+  int heads, dim;
+  Field data, scale, minimum, high;
+};
+
+// The sequences of a step as one group of layers sees them.
+struct Sequences {
+  int n_sequences, block_tokens, sink_tokens;
+  int64_t max_blocks;
+  const int32_t *query_start, *context_tokens;
+  const int64_t* offsets;        // [sequences, max_blocks] bytes in the arena, -1 where dead
+  const int32_t* first_visible;  // [tokens]
+
+  HOLDOVER_INLINE int n_queries(int s) const { return query_start[s + 1] - query_start[s]; }
+  HOLDOVER_INLINE int position(int s, int token) const { return context_tokens[s] - query_start[s + 1] + token; }
+};
+
+// Rows of fp32 or bf16 outside the cache; strides in elements, dims contiguous.
+struct Rows {
+  const void* data;
+  bool bf16;
+  int64_t token_stride, head_stride;
+};
+
+// Consecutive query tokens that one task attends for, over all splits of their keys or just one.
+struct Entry {
+  int sequence, token, n_tokens;
+  int split;  // -1: all
+  int join;   // whose partial results are merged by the last to finish; -1: none
+  int part;   // its place among them
+};
+
+struct Join {
+  int entry, n_parts;
+  int64_t slot;  // floats from the start of the partial results
+};
+
+struct Shape {
+  int kv_heads, shared, dim, value_dim;  // query heads that share a KV head
+  int padded_dim, padded_value_dim;
+
+  static Shape of(int kv_heads, int query_heads, int dim, int value_dim);
+  int chunk_tokens() const;  // query tokens of one task
+  int64_t scratch_floats() const;  // of one thread, at so many query heads or fewer
+  int64_t part_floats(int n_tokens) const;  // one partial result of one KV head
+};
+
+struct Tasks {
+  std::vector<Entry> entries;
+  std::vector<Join> joins;
+};
+
+// `part_floats` is the room for partial results. Raises std::invalid_argument for a dead block that
+// some query reads.
+Tasks plan_tasks(const Sequences&, const Shape&, int64_t part_floats);
+
+// Floats for partial results that are always there, within limits.
+int64_t parts_capacity(const Shape&, int max_sequences, int max_context_tokens);
+
+struct Attend {
+  const uint8_t* arena;
+  const Plane *keys, *values;
+  const Sequences* sequences;
+  const Entry* entries;
+  const Join* joins;
+  int* finished;  // [joins, KV heads], atomic
+  Shape shape;
+  Rows query;
+  void* result;  // [tokens, query heads, value dim] of the query's type
+  float scale, softcap;
+  float* parts;
+};
+
+struct Write {
+  uint8_t* arena;
+  const Plane* plane;
+  const Sequences* sequences;
+  Rows rows;
+};
+
+struct Isa {
+  const char* name;
+  bool (*runs)();
+  void (*attend)(const Attend&, int entry, int kv_head, float* scratch);
+  void (*write)(const Write&, int token_start, int token_stop);
+};
+
+extern const Isa portable, avx2, avx512, wide;
+
+}  // namespace holdover

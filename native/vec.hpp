@@ -1,0 +1,121 @@
+// LANES floats at a time, in the compiler's vector types: the same source at 4, 8 and 16 lanes.
+// Included inside the namespace of an instruction set, so that no two share a compiled function.
+
+typedef float F __attribute__((vector_size(LANES * 4)));
+typedef int32_t I __attribute__((vector_size(LANES * 4)));
+typedef int8_t I8 __attribute__((vector_size(LANES)));
+typedef uint8_t U8 __attribute__((vector_size(LANES)));
+typedef uint16_t U16 __attribute__((vector_size(LANES * 2)));
+typedef float F4 __attribute__((vector_size(16)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+template <class V>
+INLINE V load(const void* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class V>
+INLINE void store(void* to, V v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+INLINE F set1(float x) { return x - F{}; }  // keeps the sign of zero
+INLINE F select(I mask, F yes, F no) { return (F)(((I)yes & mask) | ((I)no & ~mask)); }
+
+INLINE F fma(F a, F b, F c) {
+#if defined(__AVX512F__) && LANES == 16
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && LANES == 8
+  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
+INLINE F from_bf16(U16 bits) { return (F)(__builtin_convertvector(bits, I) << 16); }
+
+INLINE F from_fp16(const void* from) {
+#if defined(__AVX512F__) && LANES == 16
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__) && LANES == 8
+  return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+  I bits = __builtin_convertvector(load<U16>(from), I);
+  F value = (F)((bits & 0x7fff) << 13) * 0x1p112f;  // subnormals come out right
+  I special = (bits & 0x7c00) == 0x7c00;
+  I infinite = ((bits & 0x3ff) << 13) | 0x7f800000;
+  return (F)((special & infinite) | (~special & (I)value) | ((bits & 0x8000) << 16));
+#endif
+}
+
+INLINE float half_to_float(uint16_t bits) {
+#if defined(__F16C__)
+  return _cvtsh_ss(bits);
+#else
+  alignas(F) uint16_t lanes[LANES] = {bits};
+  return from_fp16(lanes)[0];
+#endif
+}
+
+// Sums of four vectors. The order is the same for each: halves are folded, then pairs.
+INLINE F4 sums(F a, F b, F c, F d) {
+#if LANES == 4
+#define FOLD(x) (x)
+#elif LANES == 8
+#define FOLD(x) (__builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7))
+#else
+  typedef float F8 __attribute__((vector_size(32)));
+#define HALF(x) \
+  ((F8)(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + \
+        __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15)))
+#define FOLD8(x) (__builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7))
+#define FOLD(x) FOLD8(HALF(x))
+#endif
+  F4 e = FOLD(a), f = FOLD(b), g = FOLD(c), h = FOLD(d);
+  F4 ef = __builtin_shufflevector(e, f, 0, 4, 1, 5) + __builtin_shufflevector(e, f, 2, 6, 3, 7);
+  F4 gh = __builtin_shufflevector(g, h, 0, 4, 1, 5) + __builtin_shufflevector(g, h, 2, 6, 3, 7);
+  return __builtin_shufflevector(ef, gh, 0, 1, 4, 5) + __builtin_shufflevector(ef, gh, 2, 3, 6, 7);
+}
+
+INLINE float sum(F x) { return sums(x, x, x, x)[0]; }
+
+INLINE float largest(F x) {
+  float most = x[0];
+  for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+// For x <= 88; 0 below -87, 1 exactly at 0, NaN for NaN.
+INLINE F exp(F x) {
+  const F magic = set1(12582912.0f);  // 1.5 * 2^23: its sum's low bits are the rounded integer
+  F shifted = fma(x, set1(1.44269504f), magic);
+  F n = shifted - magic;
+  F r = fma(n, set1(-0.693359375f), x);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.0f;
+  I power = ((I)shifted << 23) + 0x3f800000;
+  return (F)((I)(p * (F)power) & ~(x < set1(-87.0f)));
+}
+
+INLINE F tanh(F x) {
+  F capped = select(x > set1(10.0f), set1(10.0f), select(x < set1(-10.0f), set1(-10.0f), x));
+  F square = x * x;
+  F p = set1(-5.70498872745e-3f);
+  p = fma(p, square, set1(2.06390887954e-2f));
+  p = fma(p, square, set1(-5.37397155531e-2f));
+  p = fma(p, square, set1(1.33314422036e-1f));
+  p = fma(p, square, set1(-3.33332819422e-1f));
+  F small = fma(p * square, x, x);
+  F large = 1.0f - 2.0f / (exp(capped + capped) + 1.0f);
+  return select((I)(F)((I)x & 0x7fffffff) < (I)set1(0.625f), small, large);
+}

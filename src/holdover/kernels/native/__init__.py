@@ -1,0 +1,44 @@
+"""The native backend: attention over the paged cache and encoding into it, in C++.
+
+`availability` says whether it was built and for which instruction sets; `backend` binds it. The
+C++ sources are in `native/`; all they know of a cache comes from the layout, through `backend`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdover.kernels.base import KernelBackend
+from holdover.kernels.native.availability import refusal as refusal
+from holdover.kernels.native.availability import require
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> int:
+    """Scratch of each thread, and room for the partial results of long sequences."""
+    native = require(layout)
+    needs = []
+    for block in layout.blocks:
+        planes = {plane.name: plane for plane in block.group.planes}
+        needs.append(
+            native.workspace_bytes(
+                kv_heads=planes["k"].heads,
+                query_heads=query_heads,
+                dim=planes["k"].dim,
+                value_dim=planes["v"].dim,
+                threads=limits.threads,
+                max_sequences=limits.max_sequences,
+                max_context_tokens=limits.max_context_tokens,
+            )
+        )
+    return max(needs)
+
+
+def bind(arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor) -> KernelBackend:
+    from holdover.kernels.native.backend import Native
+
+    return Native.bind(require(layout), arena, layout, limits, workspace)

@@ -1,0 +1,151 @@
+"""Calls the C++ kernels: once per layer to write a step's rows and once to attend.
+
+What the layers of a group share (offsets of blocks, first visible positions) is worked out once per
+step. Beyond the workspace, `attend` allocates its result and a few integers per task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdover.kernels.base import AttentionBatch
+from holdover.kernels.native.availability import chosen_isa, field_strides
+from holdover.kernels.native.threads import torch_parallel
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+
+_FIELDS = (("data", "low"), ("scale",), ("minimum",), ("high",))  # as C++ wants them
+_NOTHING = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The backend of one arena; the tensors are kept since C++ has only their addresses."""
+
+    module: ModuleType
+    layout: CacheLayout
+    cache: Any
+    planes: Mapping[tuple[int, str], Any]
+    isa: str
+    held: tuple[Tensor, Tensor]
+
+    @classmethod
+    def bind(
+        cls,
+        module: ModuleType,
+        arena: Tensor,
+        layout: CacheLayout,
+        limits: Limits,
+        workspace: Tensor,
+    ) -> Native:
+        isa = chosen_isa(module)
+        cache = module.Cache(
+            arena=arena.data_ptr(),
+            workspace=workspace.data_ptr(),
+            workspace_bytes=workspace.nbytes,
+            block_tokens=layout.spec.block_tokens,
+            isa=isa,
+            parallel=torch_parallel(),
+            threads=limits.threads,
+        )
+        planes = {
+            (layer, plane.name): _plane(module, layout, group.index, layer, plane.name)
+            for group in layout.spec.groups
+            for layer in group.layers
+            for plane in group.planes
+        }
+        return cls(module, layout, cache, planes, isa, (arena, workspace))
+
+    def begin(self, batch: AttentionBatch) -> Step:
+        starts = np.ascontiguousarray(batch.query_start, dtype=np.int32)
+        contexts = np.ascontiguousarray(batch.context_tokens, dtype=np.int32)
+        n_queries = np.diff(starts)
+        positions = np.arange(starts[-1]) + np.repeat(contexts - starts[1:], n_queries)
+        groups = tuple(
+            self._group(group, batch, starts, contexts, positions)
+            for group in range(len(self.layout.blocks))
+        )
+        return Step(self, groups)
+
+    def _group(
+        self,
+        group: int,
+        batch: AttentionBatch,
+        starts: np.ndarray[Any, Any],
+        contexts: np.ndarray[Any, Any],
+        positions: np.ndarray[Any, Any],
+    ) -> Any:
+        table = batch.block_tables[group].astype(np.int64)
+        offsets = np.where(table < 0, -1, self.layout.block_offset(group, np.maximum(table, 0)))
+        residency = self.layout.blocks[group].group.residency
+        first_visible = residency.first_visible(positions).astype(np.int32)
+        return self.module.GroupStep(
+            self.cache, starts, contexts, offsets, first_visible, residency.sink_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; `groups` are its views in C++."""
+
+    backend: Native
+    groups: tuple[Any, ...]
+
+    def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        spec = self.backend.layout.spec
+        assert spec.storage_layer(layer) == layer, f"layer {layer} has no rows of its own"
+        group = self.groups[spec.group_of_layer[layer]]
+        for name, plane_rows in rows.items():
+            held = _readable(plane_rows)
+            token, head, _ = held.stride()
+            plane = self.backend.planes[layer, name]
+            group.write(plane, held.data_ptr(), held.dtype == torch.bfloat16, token, head)
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+        spec, planes = self.backend.layout.spec, self.backend.planes
+        storage = spec.storage_layer(layer)
+        group = spec.groups[spec.group_of_layer[layer]]
+        held = _readable(query)
+        n_tokens, query_heads, _ = held.shape
+        token, head, _ = held.stride()
+        result = held.new_empty(n_tokens, query_heads, group.planes[1].dim)
+        self.groups[group.index].attend(
+            planes[storage, "k"],
+            planes[storage, "v"],
+            query_heads,
+            held.data_ptr(),
+            held.dtype == torch.bfloat16,
+            token,
+            head,
+            result.data_ptr(),
+            scale,
+            softcap,
+        )
+        return result if result.dtype == query.dtype else result.to(query.dtype)
+
+
+def _readable(rows: Tensor) -> Tensor:
+    """fp32 or bf16 with a row's elements in a run."""
+    if rows.dtype not in (torch.float32, torch.bfloat16):
+        rows = rows.float()
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _plane(module: ModuleType, layout: CacheLayout, group: int, layer: int, name: str) -> Any:
+    placed = {p.field.name: p for p in layout.blocks[group].fields_of(layer, name)}
+    known = {field for names in _FIELDS for field in names}
+    assert placed.keys() <= known, f"C++ knows no fields {placed.keys() - known}"
+    fields = [
+        next((field_strides(placed[n]) for n in names if n in placed), _NOTHING)
+        for names in _FIELDS
+    ]
+    [codec] = {p.codec for p in placed.values()}
+    [plane] = [p for p in layout.blocks[group].group.planes if p.name == name]
+    return module.Plane(codec=codec, heads=plane.heads, dim=plane.dim, fields=fields)
