@@ -14,8 +14,9 @@ INLINE RowAt row_at(const Plane& p, const uint8_t* block, int head, int token) {
 
 INLINE float scale_at(const uint8_t* halves, int i) { return half_to_float(load<uint16_t>(halves + 2 * i)); }
 
-// A codec decodes LANES elements from `d` on (`at`), or one (`one`). `lanes_fit` says whether `at`
-// may be used for a dim. An int8 row's scale is left out: it is applied to scores and weights.
+// A codec decodes LANES elements from `d` on (`at`), or one (`one`): values, or levels that have a
+// scale and perhaps a minimum for each `group_dims`. Those are applied to scores and weights, never
+// to levels. `lanes_fit` says whether `at` may be used for a dim.
 template <Codec C>
 struct Decoder;
 
@@ -25,79 +26,73 @@ struct Plain {
   static constexpr int item = sizeof(Stored);
 };
 
-template <class D, class V, class Stored>
+template <class D, class Stored>
 struct Elements : Plain<Stored> {
-  INLINE F at(const RowAt& r, int, int d) { return D::widen(load<V>(r.data + d * sizeof(Stored))); }
+  INLINE F at(const RowAt& r, int, int d) { return D::widen(r.data + d * sizeof(Stored)); }
   INLINE float one(const RowAt& r, int, int d) {
     Stored lanes[LANES] = {};
     __builtin_memcpy(lanes, r.data + d * sizeof(Stored), sizeof(Stored));
-    return D::widen(load<V>(lanes))[0];
+    return D::widen(lanes)[0];
   }
 };
 
 template <>
-struct Decoder<Codec::fp32> : Elements<Decoder<Codec::fp32>, F, float> {
-  INLINE F widen(F x) { return x; }
+struct Decoder<Codec::fp32> : Elements<Decoder<Codec::fp32>, float> {
+  INLINE F widen(const void* from) { return load<F>(from); }
 };
 
 template <>
-struct Decoder<Codec::bf16> : Elements<Decoder<Codec::bf16>, U16, uint16_t> {
-  INLINE F widen(U16 x) { return from_bf16(x); }
+struct Decoder<Codec::bf16> : Elements<Decoder<Codec::bf16>, uint16_t> {
+  INLINE F widen(const void* from) { return from_bf16(from); }
 };
 
 template <>
-struct Decoder<Codec::fp16> : Elements<Decoder<Codec::fp16>, U16, uint16_t> {
-  INLINE F widen(U16 x) { return from_fp16(&x); }
+struct Decoder<Codec::fp16> : Elements<Decoder<Codec::fp16>, uint16_t> {
+  INLINE F widen(const void* from) { return from_fp16(from); }
 };
 
 template <>
-struct Decoder<Codec::fp8> : Elements<Decoder<Codec::fp8>, U8, uint8_t> {
-  INLINE F widen(U8 x) {
-    I bits = __builtin_convertvector(x, I), magnitude = bits & 0x7f;
+struct Decoder<Codec::fp8> : Elements<Decoder<Codec::fp8>, uint8_t> {
+  INLINE F widen(const void* from) {
+    I bits = widen8(from), magnitude = bits & 0x7f;
     I value = (I)((F)(magnitude << 20) * 0x1p120f) | ((magnitude == 0x7f) & 0x7fc00000);
     return (F)(value | ((bits & 0x80) << 24));
   }
 };
 
 template <>
-struct Decoder<Codec::int8> : Elements<Decoder<Codec::int8>, I8, int8_t> {
-  INLINE F widen(I8 x) { return to_float(__builtin_convertvector(x, I)); }
+struct Decoder<Codec::int8> : Elements<Decoder<Codec::int8>, int8_t> {
+  INLINE F widen(const void* from) { return to_float(widen8_signed(from)); }
 };
 
 template <>
 struct Decoder<Codec::int4> {
   static bool lanes_fit(int dim) { return dim % (2 * LANES) == 0; }
   INLINE F at(const RowAt& r, int dim, int d) {
-    int half = dim / 2, group = d / 64;
-    I bytes = __builtin_convertvector(load<U8>(r.data + (d < half ? d : d - half)), I);
-    I levels = d < half ? bytes & 15 : bytes >> 4;
-    return fma(to_float(levels), set1(scale_at(r.scale, group)), set1(scale_at(r.minimum, group)));
+    int half = dim / 2;
+    I bytes = widen8(r.data + (d < half ? d : d - half));
+    return to_float(d < half ? bytes & 15 : bytes >> 4);
   }
   INLINE float one(const RowAt& r, int dim, int d) {
     int half = dim / 2, byte = r.data[d < half ? d : d - half];
-    float level = float(d < half ? byte & 15 : byte >> 4);
-    return fma(set1(level), set1(scale_at(r.scale, d / 64)), set1(scale_at(r.minimum, d / 64)))[0];
+    return float(d < half ? byte & 15 : byte >> 4);
   }
 };
 
-// llama.cpp's types: groups of 32 elements, of which the first 16 are in the low bits.
+// llama.cpp's types: of 32 elements the first 16 are in the low bits.
 template <int bits, bool has_minimum>
 struct Ggml {
   static bool lanes_fit(int) { return true; }
   INLINE F at(const RowAt& r, int, int d) {
-    F scale = set1(scale_at(r.scale, d / 32));
-    if constexpr (bits == 8) return to_float(__builtin_convertvector(load<I8>(r.data + d), I)) * scale;
-    I bytes = __builtin_convertvector(load<U8>(r.data + d / 32 * 16 + d % 16), I);
+    if constexpr (bits == 8) return to_float(widen8_signed(r.data + d));
+    I bytes = widen8(r.data + d / 32 * 16 + d % 16);
     I levels = d % 32 < 16 ? bytes & 15 : bytes >> 4;
     if constexpr (bits == 5) {
-      I lane;
-      for (int i = 0; i < LANES; ++i) lane[i] = (d + i) % 8;
-      I octet;
-      for (int i = 0; i < LANES; ++i) octet[i] = r.high[(d + i) / 8];
+      I lane, octet;
+      for (int i = 0; i < LANES; ++i) lane[i] = (d + i) % 8, octet[i] = r.high[(d + i) / 8];
       levels |= (octet >> lane & 1) << 4;
     }
-    if constexpr (has_minimum) return fma(to_float(levels), scale, set1(scale_at(r.minimum, d / 32)));
-    return to_float(levels - (1 << (bits - 1))) * scale;
+    return to_float(has_minimum ? levels : levels - (1 << (bits - 1)));
   }
   INLINE float one(const RowAt& r, int dim, int d) { return at(r, dim, d / LANES * LANES)[d % LANES]; }
 };
@@ -116,6 +111,18 @@ INLINE void decode_row(const RowAt& r, int dim, int padded, float* out) {
   }
   for (; d < dim; ++d) out[d] = Decoder<C>::one(r, dim, d);
   for (; d < padded; ++d) out[d] = 0;
+}
+
+// How levels are scaled: dims that share a scale (0: none), and whether it is fp32, not fp16.
+struct Grouping {
+  int group_dims, n_groups;
+  bool wide, has_minimum;
+};
+
+INLINE Grouping grouping(const Plane& p) {
+  bool has_minimum = p.codec == Codec::int4 || p.codec == Codec::q4_1 || p.codec == Codec::q5_1;
+  int dims = p.codec < Codec::int8 ? 0 : p.codec == Codec::int8 ? p.dim : p.codec == Codec::int4 ? 64 : 32;
+  return {dims ? dims : p.dim, dims ? (p.dim + dims - 1) / dims : 0, p.codec == Codec::int8, has_minimum};
 }
 
 // ---- encoding -----------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 //   per split of 1,024 keys:  m, l, acc = -huge, 0, 0
 //     per tile of 128 keys:   scores, mask, new maximum, weights, acc += weights x values
 //   merged in order, then divided by the sum of weights.
-// For few rows keys and values are decoded in registers as they are used; for many rows a tile is
+// Levels of quantised rows meet queries and weights as they are; scales and minima are applied to
+// scores, and to weights before values. For few rows keys and values are decoded in registers as they are used; for many rows a tile is
 // decoded once into scratch. Both do the same arithmetic in the same order.
 
 #include "vec.hpp"
@@ -14,9 +15,10 @@ namespace {
 
 constexpr float LEAST = -1e30f;  // a maximum of nothing: finite, so that differences are numbers
 constexpr int FEW_ROWS = 2 * MOST_ROWS;
+constexpr int AHEAD = 32;  // rows: two blocks, as a rule
 
 struct Scratch {
-  float *query, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *tile;
+  float *query, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_sums, *tile;
 
   Scratch(float* at, const Shape& s, int rows) {
     auto take = [&](int64_t n) { return at += n, at - n; };
@@ -25,15 +27,21 @@ struct Scratch {
     acc = take(int64_t(rows) * s.padded_value_dim);
     merged = take(int64_t(rows) * s.padded_value_dim);
     tile = take(int64_t(TILE_TOKENS) * (s.padded_dim > s.padded_value_dim ? s.padded_dim : s.padded_value_dim));
-    m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows);
+    m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows), query_sums = take(rows);
   }
 };
 
-// Tokens [start, stop) of a tile: where their rows lie, and the scales of int8 rows.
+// Tokens [start, stop) of a tile: where their rows lie.
 struct TileRows {
   int start, stop;
   RowAt rows[TILE_TOKENS];
-  alignas(64) float scales[TILE_TOKENS];
+};
+
+// Scales and minima of a tile's rows, group by group; 0 beside the tile's span.
+struct Levels {
+  Grouping groups;
+  alignas(64) float scales[MAX_DIM / 32][TILE_TOKENS];
+  alignas(64) float minima[MAX_DIM / 32][TILE_TOKENS];
 };
 
 struct Span {
@@ -52,39 +60,98 @@ struct Task {
   int first_visible(int row) const { return seqs().first_visible[entry.token + row / shape().shared]; }
 };
 
+// Fetches what lies beside the rows' data too; the data follow as they are used.
 void find_rows(const Task& t, const Plane& p, int tile, Span span, TileRows& found) {
   const Sequences& seqs = t.seqs();
   const int64_t* offsets = seqs.offsets + t.entry.sequence * seqs.max_blocks;
   found.start = span.start - tile, found.stop = span.stop - tile;
   int block = span.start / seqs.block_tokens, token = span.start % seqs.block_tokens;
-  for (int i = found.start; i < found.stop; ++i) {
-    found.rows[i] = row_at(p, t.call.arena + offsets[block], t.kv_head, token);
-    if (++token == seqs.block_tokens) token = 0, ++block;
+  for (int i = found.start; i < found.stop;) {
+    RowAt row = row_at(p, t.call.arena + offsets[block++], t.kv_head, token);
+    if (p.codec >= Codec::int8) __builtin_prefetch(row.scale), __builtin_prefetch(row.minimum);
+    for (; token < seqs.block_tokens && i < found.stop; ++token, ++i) {
+      found.rows[i] = row;
+      row.data += p.data.token_stride, row.scale += p.scale.token_stride;
+      row.minimum += p.minimum.token_stride, row.high += p.high.token_stride;
+    }
+    token = 0;
   }
-  if (p.codec != Codec::int8) return;
-  for (int i = 0; i < TILE_TOKENS; ++i)
-    found.scales[i] = i >= found.start && i < found.stop ? load<float>(found.rows[i].scale) : 0.0f;
 }
 
-INLINE void prefetch(const TileRows& tile, int i, int n_bytes) {
-  if (i < tile.start || i >= tile.stop) return;
-  for (int at = 0; at < n_bytes; at += 64) __builtin_prefetch(tile.rows[i].data + at);
+void load_halves(const TileRows& tile, const uint8_t* RowAt::* field, int group, int n_groups, float* to) {
+  for (int i = tile.start; i < tile.stop;) {
+    const uint8_t* from = tile.rows[i].*field + 2 * group;
+    if (n_groups == 1 && i + LANES <= tile.stop && tile.rows[i + LANES - 1].*field == from + 2 * (LANES - 1)) {
+      store(to + i, from_fp16(from));
+      i += LANES;
+    } else {
+      to[i++] = half_to_float(load<uint16_t>(from));
+    }
+  }
 }
+
+void load_levels(const Plane& p, const TileRows& tile, Levels& levels) {
+  levels.groups = grouping(p);
+  for (int g = 0; g < levels.groups.n_groups; ++g) {
+    for (float* to : {levels.scales[g], levels.minima[g]}) {
+      for (int i = 0; i < tile.start; ++i) to[i] = 0;
+      for (int i = tile.stop; i < TILE_TOKENS; ++i) to[i] = 0;
+    }
+    if (levels.groups.wide)
+      for (int i = tile.start; i < tile.stop; ++i) levels.scales[g][i] = load<float>(tile.rows[i].scale);
+    else
+      load_halves(tile, &RowAt::scale, g, levels.groups.n_groups, levels.scales[g]);
+    if (levels.groups.has_minimum)
+      load_halves(tile, &RowAt::minimum, g, levels.groups.n_groups, levels.minima[g]);
+  }
+}
+
+// What a product fetches as it goes: the row AHEAD rows on, of its own tile or else of the next.
+struct Ahead {
+  const TileRows* next;  // none: nothing is fetched
+  int n_bytes, next_bytes;
+
+  inline __attribute__((always_inline)) void fetch(const TileRows& tile, int i) const {
+    if (!next) return;
+    int at = i + AHEAD;
+    bool own = at < tile.stop;
+    const TileRows& from = own ? tile : *next;
+    at = own ? at : next->start + at - tile.stop;
+    if (at >= from.stop) return;
+    const uint8_t* data = from.rows[at].data;
+    for (int byte = 0, stop = own ? n_bytes : next_bytes; byte < stop; byte += 64)
+      __builtin_prefetch(data + byte);
+  }
+};
 
 // ---- products -----------------------------------------------------------------------------------
 
-// Scores of R query rows and the keys i to i + 3, of which those outside the tile's span are
+// One group of dims in a product: [start, stop), and the scales of its levels, if it has any.
+struct Group {
+  int start, stop;
+  const float *scales, *minima;
+
+  Group(const Levels& levels, int g, int width) {
+    const Grouping& all = levels.groups;
+    start = g * all.group_dims;
+    stop = g + 1 < all.n_groups ? start + all.group_dims : width;
+    scales = all.n_groups ? levels.scales[g] : nullptr;
+    minima = all.has_minimum ? levels.minima[g] : nullptr;
+  }
+};
+
+// Adds to the scores of R query rows and the keys i to i + 3; keys outside the tile's span score
 // whatever: they are hidden afterwards.
 template <Codec C, int R>
-INLINE void score_four(const TileRows& keys, int i, const float* query, int dim, int width, int stride,
-                       float* scores) {
+INLINE void score_four(const TileRows& keys, int i, const float* query, int dim, Group group, int stride,
+                       const float* query_sums, float* scores) {
   const RowAt* k[4];
   for (int j = 0; j < 4; ++j) {
     int at = i + j < keys.start ? keys.start : i + j < keys.stop ? i + j : keys.stop - 1;
     k[j] = &keys.rows[at];
   }
   F acc[R][4] = {};
-  for (int d = 0; d < width; d += LANES) {
+  for (int d = group.start; d < group.stop; d += LANES) {
     F key[4];
     for (int j = 0; j < 4; ++j) key[j] = Decoder<C>::at(*k[j], dim, d);
     for (int r = 0; r < R; ++r) {
@@ -92,35 +159,49 @@ INLINE void score_four(const TileRows& keys, int i, const float* query, int dim,
       for (int j = 0; j < 4; ++j) acc[r][j] = fma(q, key[j], acc[r][j]);
     }
   }
-  for (int r = 0; r < R; ++r)
-    store(scores + r * TILE_TOKENS + i, sums(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+  for (int r = 0; r < R; ++r) {
+    F4 found = sums(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    if (group.scales) found *= load<F4>(group.scales + i);
+    if (group.minima) found += load<F4>(group.minima + i) * query_sums[r];
+    float* to = scores + r * TILE_TOKENS + i;
+    store(to, group.start ? load<F4>(to) + found : found);
+  }
+}
+
+template <Codec C, int R>
+INLINE void score_rows(const Task& t, const TileRows& keys, int i, int row, int dim, Group group) {
+  const Scratch& s = t.scratch;
+  int stride = t.shape().padded_dim;
+  score_four<C, R>(keys, i, s.query + row * stride, dim, group, stride, s.query_sums + row,
+                   s.scores + row * TILE_TOKENS);
 }
 
 template <Codec C>
-void score(const Task& t, const TileRows& keys, int dim, int width, const TileRows* next, int next_bytes) {
-  int stride = t.shape().padded_dim;
+void score(const Task& t, const TileRows& keys, int dim, Group group, Ahead ahead) {
+  if (group.minima)
+    for (int row = 0; row < t.rows; ++row) {
+      float total = 0;
+      for (int d = group.start; d < group.stop; ++d) total += t.scratch.query[row * t.shape().padded_dim + d];
+      t.scratch.query_sums[row] = total;
+    }
   for (int i = keys.start / 4 * 4; i < keys.stop; i += 4) {
-    if (next)
-      for (int j = 0; j < 4; ++j) prefetch(*next, i + j, next_bytes);
-    int r = 0;
-    const float* query = t.scratch.query;
-    float* scores = t.scratch.scores;
-    for (; r + MOST_ROWS <= t.rows; r += MOST_ROWS)
-      score_four<C, MOST_ROWS>(keys, i, query + r * stride, dim, width, stride, scores + r * TILE_TOKENS);
-    for (; r + 2 <= t.rows; r += 2)
-      score_four<C, 2>(keys, i, query + r * stride, dim, width, stride, scores + r * TILE_TOKENS);
-    if (r < t.rows)
-      score_four<C, 1>(keys, i, query + r * stride, dim, width, stride, scores + r * TILE_TOKENS);
+    for (int j = 0; j < 4; ++j) ahead.fetch(keys, i + j);
+    int row = 0;
+    for (; row + MOST_ROWS <= t.rows; row += MOST_ROWS) score_rows<C, MOST_ROWS>(t, keys, i, row, dim, group);
+    for (; row + 2 <= t.rows; row += 2) score_rows<C, 2>(t, keys, i, row, dim, group);
+    if (row < t.rows) score_rows<C, 1>(t, keys, i, row, dim, group);
   }
 }
 
 // acc += weights x values for R rows and V vectors of dims from d on.
 template <Codec C, int R, int V>
-INLINE void mix_some(const TileRows& values, const float* weights, int dim, int d, int stride, float* acc) {
+INLINE void mix_some(const TileRows& values, const float* weights, int dim, int d, int stride, float* acc,
+                     Ahead ahead) {
   F sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = load<F>(acc + r * stride + d + v * LANES);
   for (int i = values.start; i < values.stop; ++i) {
+    ahead.fetch(values, i);
     F value[V];
     for (int v = 0; v < V; ++v) value[v] = Decoder<C>::at(values.rows[i], dim, d + v * LANES);
     for (int r = 0; r < R; ++r) {
@@ -132,23 +213,36 @@ INLINE void mix_some(const TileRows& values, const float* weights, int dim, int 
     for (int v = 0; v < V; ++v) store(acc + r * stride + d + v * LANES, sum[r][v]);
 }
 
-template <Codec C, int R, int V>
-INLINE void mix_rows(const Task& t, const TileRows& values, int row, int dim, int width) {
-  int stride = t.shape().padded_value_dim, d = 0;
+template <Codec C, int R>
+INLINE void mix_rows(const Task& t, const TileRows& values, int row, int dim, Group group, Ahead& ahead) {
+  int stride = t.shape().padded_value_dim, d = group.start;
   const float* weights = t.scratch.scores + row * TILE_TOKENS;
   float* acc = t.scratch.acc + row * stride;
-  for (; d + V * LANES <= width; d += V * LANES) mix_some<C, R, V>(values, weights, dim, d, stride, acc);
-  for (; d < width; d += LANES) mix_some<C, R, 1>(values, weights, dim, d, stride, acc);
+  alignas(64) float scaled[R * TILE_TOKENS];
+  if (group.scales) {
+    for (int i = 0; i < R * TILE_TOKENS; i += LANES)
+      store(scaled + i, load<F>(weights + i) * load<F>(group.scales + i % TILE_TOKENS));
+  }
+  for (int r = 0; group.minima && r < R; ++r) {
+    F total = {};
+    for (int i = 0; i < TILE_TOKENS; i += LANES)
+      total = fma(load<F>(weights + r * TILE_TOKENS + i), load<F>(group.minima + i), total);
+    F each = set1(sum(total));
+    for (int at = d; at < group.stop; at += LANES) store(acc + r * stride + at, load<F>(acc + r * stride + at) + each);
+  }
+  if (group.scales) weights = scaled;
+  for (; d + 4 * LANES <= group.stop; d += 4 * LANES, ahead.next = nullptr)
+    mix_some<C, R, 4>(values, weights, dim, d, stride, acc, ahead);
+  for (; d < group.stop; d += LANES, ahead.next = nullptr)
+    mix_some<C, R, 1>(values, weights, dim, d, stride, acc, ahead);
 }
 
 template <Codec C>
-void mix(const Task& t, const TileRows& values, int dim, int width, const TileRows* next, int next_bytes) {
-  if (next)
-    for (int i = 0; i < TILE_TOKENS; ++i) prefetch(*next, i, next_bytes);
-  int r = 0;
-  for (; r + MOST_ROWS <= t.rows; r += MOST_ROWS) mix_rows<C, MOST_ROWS, 4>(t, values, r, dim, width);
-  for (; r + 2 <= t.rows; r += 2) mix_rows<C, 2, 4>(t, values, r, dim, width);
-  if (r < t.rows) mix_rows<C, 1, 4>(t, values, r, dim, width);
+void mix(const Task& t, const TileRows& values, int dim, Group group, Ahead ahead) {
+  int row = 0;
+  for (; row + MOST_ROWS <= t.rows; row += MOST_ROWS) mix_rows<C, MOST_ROWS>(t, values, row, dim, group, ahead);
+  for (; row + 2 <= t.rows; row += 2) mix_rows<C, 2>(t, values, row, dim, group, ahead);
+  if (row < t.rows) mix_rows<C, 1>(t, values, row, dim, group, ahead);
 }
 
 template <Codec C>
@@ -181,11 +275,11 @@ INLINE void with_rows(const Task& t, const Plane& p, const TileRows& tile, Use u
 // ---- softmax ------------------------------------------------------------------------------------
 
 // Hides what a row may not see of the tile's span, and whatever lies beside the span.
-void hide(const Task& t, int row, int tile, const TileRows& keys, int low, int high) {
+void hide(const Task& t, int row, int tile, const TileRows& keys) {
   float* scores = t.scratch.scores + row * TILE_TOKENS;
   const float hidden = -__builtin_inff();
-  for (int i = low; i < keys.start; ++i) scores[i] = hidden;
-  for (int i = keys.stop; i < high; ++i) scores[i] = hidden;
+  for (int i = 0; i < keys.start; ++i) scores[i] = hidden;
+  for (int i = keys.stop; i < TILE_TOKENS; ++i) scores[i] = hidden;
   int first = t.first_visible(row) - tile, last = t.position(row) - tile;
   int sinks = t.seqs().sink_tokens - tile;
   if (first <= keys.start && last >= keys.stop - 1) return;
@@ -193,15 +287,10 @@ void hide(const Task& t, int row, int tile, const TileRows& keys, int low, int h
     if (i > last || (i < first && i >= sinks)) scores[i] = hidden;
 }
 
-INLINE void scale_scores(float* scores, const float* scales, int low, int high) {
-  for (int i = low; i < high; i += LANES)
-    store(scores + i, load<F>(scores + i) * load<F>(scales + i));
-}
-
-void soften(const Task& t, int row, int low, int high) {
+void soften(const Task& t, int row) {
   float *scores = t.scratch.scores + row * TILE_TOKENS, &m = t.scratch.m[row], &l = t.scratch.l[row];
   F most = set1(LEAST);
-  for (int i = low; i < high; i += LANES) {
+  for (int i = 0; i < TILE_TOKENS; i += LANES) {
     F s = load<F>(scores + i);
     most = select(s > most, s, most);
   }
@@ -214,7 +303,7 @@ void soften(const Task& t, int row, int low, int high) {
     m = largest_score;
   }
   F total = {}, from = set1(m);
-  for (int i = low; i < high; i += LANES) {
+  for (int i = 0; i < TILE_TOKENS; i += LANES) {
     F weight = exp(load<F>(scores + i) - from);
     store(scores + i, weight);
     total += weight;
@@ -222,9 +311,9 @@ void soften(const Task& t, int row, int low, int high) {
   l += sum(total);
 }
 
-void cap(float* scores, int low, int high, float softcap) {
+void cap(float* scores, float softcap) {
   F most = set1(softcap);
-  for (int i = low; i < high; i += LANES)
+  for (int i = 0; i < TILE_TOKENS; i += LANES)
     store(scores + i, most * tanh(load<F>(scores + i) / most));
 }
 
@@ -296,26 +385,32 @@ struct Visible {
   }
 };
 
+int row_bytes(const Plane& p) {
+  int bits = p.codec == Codec::fp32 ? 32 : p.codec <= Codec::fp16 ? 16 : p.codec == Codec::int4 ? 4 : 8;
+  return p.dim * bits / 8;
+}
+
 void attend_tile(const Task& t, int tile, const TileRows& keys, const TileRows& values, const TileRows* next) {
   const Plane &k = *t.call.keys, &v = *t.call.values;
-  auto bytes = [](const Plane& p) {
-    return int(p.dim * (p.codec == Codec::fp32 ? 4 : p.codec <= Codec::fp16 ? 2 : 1) >> (p.codec == Codec::int4));
-  };
+  int k_bytes = row_bytes(k), v_bytes = row_bytes(v);
   bool few = t.rows <= FEW_ROWS;
+  Levels levels;
+  load_levels(k, keys, levels);
   with_rows(t, k, keys, [&]<Codec C>(const TileRows& rows, int dim, int width) {
-    score<C>(t, rows, dim, width, few ? &values : nullptr, bytes(v));
+    Ahead ahead{few ? &values : nullptr, k_bytes, v_bytes};
+    for (int g = 0; g == 0 || g < levels.groups.n_groups; ++g, ahead.next = nullptr)
+      score<C>(t, rows, dim, Group(levels, g, width), ahead);
   });
-  int low = keys.start / LANES * LANES, high = (keys.stop + LANES - 1) / LANES * LANES;
   for (int row = 0; row < t.rows; ++row) {
-    float* scores = t.scratch.scores + row * TILE_TOKENS;
-    if (k.codec == Codec::int8) scale_scores(scores, keys.scales, low, high);
-    if (t.call.softcap != 0) cap(scores, low, high, t.call.softcap);
-    hide(t, row, tile, keys, low, high);
-    soften(t, row, low, high);
-    if (v.codec == Codec::int8) scale_scores(scores, values.scales, low, high);
+    if (t.call.softcap != 0) cap(t.scratch.scores + row * TILE_TOKENS, t.call.softcap);
+    hide(t, row, tile, keys);
+    soften(t, row);
   }
+  load_levels(v, values, levels);
   with_rows(t, v, values, [&]<Codec C>(const TileRows& rows, int dim, int width) {
-    mix<C>(t, rows, dim, width, few ? next : nullptr, bytes(k));
+    Ahead ahead{few ? next : nullptr, v_bytes, k_bytes};
+    for (int g = 0; g == 0 || g < levels.groups.n_groups; ++g, ahead.next = nullptr)
+      mix<C>(t, rows, dim, Group(levels, g, width), ahead);
   });
 }
 

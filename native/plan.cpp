@@ -37,9 +37,9 @@ Shape Shape::of(int kv_heads, int query_heads, int dim, int value_dim) {
 int Shape::chunk_tokens() const { return std::clamp(CHUNK_ROWS / shared, 1, 48); }
 
 int64_t Shape::scratch_floats() const {
-  // queries, scores, result of a split, merged result | their maxima and sums | a decoded tile
+  // queries, scores, result of a split, merged result | their maxima, sums, sums of queries | a decoded tile
   int64_t rows = std::max(CHUNK_ROWS, shared);
-  int64_t row = padded_dim + TILE_TOKENS + 2 * padded_value_dim + 4;
+  int64_t row = padded_dim + TILE_TOKENS + 2 * padded_value_dim + 5;
   int64_t tile = int64_t(TILE_TOKENS) * std::max(padded_dim, padded_value_dim);
   return (rows * row + tile + WIDEST_LANES - 1) / WIDEST_LANES * WIDEST_LANES;
 }

@@ -35,8 +35,39 @@ INLINE F fma(F a, F b, F c) {
 #endif
 }
 
+// Unsigned 16 bit, unsigned and signed 8 bit integers in memory to 32 bit.
+INLINE I widen16(const void* from) {
+#if defined(__AVX512F__) && LANES == 16
+  return (I)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__) && LANES == 8
+  return (I)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  return __builtin_convertvector(load<U16>(from), I);
+#endif
+}
+
+INLINE I widen8(const void* from) {
+#if defined(__AVX512F__) && LANES == 16
+  return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__) && LANES == 8
+  return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  return __builtin_convertvector(load<U8>(from), I);
+#endif
+}
+
+INLINE I widen8_signed(const void* from) {
+#if defined(__AVX512F__) && LANES == 16
+  return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__) && LANES == 8
+  return (I)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  return __builtin_convertvector(load<I8>(from), I);
+#endif
+}
+
 INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
-INLINE F from_bf16(U16 bits) { return (F)(__builtin_convertvector(bits, I) << 16); }
+INLINE F from_bf16(const void* from) { return (F)(widen16(from) << 16); }
 
 INLINE F from_fp16(const void* from) {
 #if defined(__AVX512F__) && LANES == 16
@@ -44,7 +75,7 @@ INLINE F from_fp16(const void* from) {
 #elif defined(__F16C__) && LANES == 8
   return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-  I bits = __builtin_convertvector(load<U16>(from), I);
+  I bits = widen16(from);
   F value = (F)((bits & 0x7fff) << 13) * 0x1p112f;  // subnormals come out right
   I special = (bits & 0x7c00) == 0x7c00;
   I infinite = ((bits & 0x3ff) << 13) | 0x7f800000;

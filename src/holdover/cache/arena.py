@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from holdover.errors import BudgetError
@@ -33,7 +34,10 @@ class NullArena:
 
 
 class HostArena:
-    """Host memory as one uint8 tensor of exactly `nbytes`, zeroed, committed as it is touched."""
+    """Host memory as one uint8 tensor of exactly `nbytes`, zeroed, committed as it is touched.
+
+    In huge pages of the system where it has them.
+    """
 
     def __init__(self, nbytes: int) -> None:
         import mmap
@@ -49,6 +53,9 @@ class HostArena:
                 f"this machine refuses the {format_bytes(nbytes)} of the KV arena ({error}); "
                 "give less with --kv-memory"
             ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # scattered blocks are bound by misses of the page table
+            with contextlib.suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
         self.bytes: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
 
     @property

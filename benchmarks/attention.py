@@ -1,0 +1,163 @@
+"""Attention alone: codecs by contexts, and the native kernels against the reference.
+
+    python benchmarks/attention.py [--contexts 512,6000] [--codecs fp32,bf16,int8,int4] [--prefill 2000]
+
+One decoding sequence with the geometry of SmolLM2-135M (30 layers, 3 KV heads of 64 dims for 9 query
+heads), its blocks scattered over the arena; a step attends in every layer. Every round times each
+line once, so that what disturbs the machine disturbs all alike; printed are the median, the fastest
+and the slowest round, the KV bytes that a step reads per second, and their share of the bandwidth
+at which the same threads read plain memory in the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import torch
+
+from holdover.cache.arena import HostArena
+from holdover.codecs.base import uniform
+from holdover.kernels.base import AttentionBatch, KernelBackend, KernelModule
+from holdover.registry import load_plugin
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layers import LayerSpec, attention_planes
+from holdover.spec.layout import CacheLayout
+from holdover.spec.limits import Limits
+from holdover.spec.residency import Full
+from holdover.units import ceil_div
+
+LAYERS, KV_HEADS, QUERY_HEADS, HEAD_DIM, BLOCK_TOKENS, STEP_TOKENS = 30, 3, 9, 64, 16, 512
+PLAIN_BYTES = 256 * 2**20  # far more than any cache of the processor
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A cache of one sequence of `context_tokens`, filled with random rows."""
+
+    kernels: KernelBackend
+    layout: CacheLayout
+    table: np.ndarray
+    held: tuple[object, ...]
+
+    @classmethod
+    def of(cls, backend: str, codec: str, context_tokens: int, threads: int) -> Cache:
+        layers = (LayerSpec(attention_planes(KV_HEADS, HEAD_DIM), Full()),) * LAYERS
+        layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS), uniform(codec))
+        n_blocks = ceil_div(context_tokens, BLOCK_TOKENS)
+        arena = HostArena(layout.sectors_for([n_blocks]) * layout.sector_bytes)
+        limits = Limits(1, STEP_TOKENS, context_tokens, threads)
+        module = cast(KernelModule, load_plugin("holdover.kernels", backend))
+        scratch = torch.zeros(
+            module.workspace_bytes(layout, limits, QUERY_HEADS), dtype=torch.uint8
+        )
+        table = np.random.default_rng(0).permutation(n_blocks).astype(np.int32)[None]
+        kernels = module.bind(arena.bytes, layout, limits, scratch)
+        return cls(kernels, layout, table, (arena, scratch))
+
+    def begin(self, start: int, stop: int) -> object:
+        starts, contexts = np.array([0, stop - start]), np.array([stop])
+        batch = AttentionBatch(
+            starts.astype(np.int32), contexts.astype(np.int32), (self.table.copy(),)
+        )
+        return self.kernels.begin(batch)
+
+    def fill(self, context_tokens: int, step_tokens: int = STEP_TOKENS, attend: bool = False) -> None:
+        """Write the rows of all tokens, in steps, and attend to them too."""
+        for start in range(0, context_tokens, step_tokens):
+            stop = min(start + step_tokens, context_tokens)
+            step = self.begin(start, stop)
+            rows = torch.randn(stop - start, KV_HEADS, HEAD_DIM)
+            query = torch.randn(stop - start, QUERY_HEADS, HEAD_DIM)
+            for layer in range(LAYERS):
+                step.write(layer, {"k": rows, "v": rows})
+                if attend:
+                    step.attend(layer, query, HEAD_DIM**-0.5)
+
+    def decode(self, context_tokens: int) -> None:
+        step = self.begin(context_tokens - 1, context_tokens)
+        query = torch.randn(1, QUERY_HEADS, HEAD_DIM)
+        for layer in range(LAYERS):
+            step.attend(layer, query, HEAD_DIM**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    n_bytes: int
+    run: Callable[[], object]
+    clock: Callable[[], float]
+    seconds: list[float] = field(default_factory=list)
+
+    def time(self) -> None:
+        start = self.clock()
+        self.run()
+        self.seconds.append(self.clock() - start)
+
+    def show(self, plain_rate: float | None) -> None:
+        median = statistics.median(self.seconds)
+        rate = self.n_bytes / median
+        share = "" if plain_rate is None else f"{rate / plain_rate:7.0%}"
+        spread = f"{min(self.seconds) * 1e3:8.2f} .. {max(self.seconds) * 1e3:.2f}"
+        print(f"{self.name:<28}{median * 1e3:9.2f} ms {spread:<22}{rate / 1e9:7.2f} GB/s{share}")
+
+
+def measure(lines: Sequence[Line], rounds: int, plain: Line | None) -> None:
+    """Rounds forwards and backwards in turn; the first two only warm up."""
+    everything = [*([plain] if plain else []), *lines]
+    for turn in range(rounds + 2):
+        for line in everything if turn % 2 else reversed(everything):
+            line.time()
+    for line in everything:
+        del line.seconds[:2]
+    rate = plain.n_bytes / statistics.median(plain.seconds) if plain else None
+    for line in everything:
+        line.show(rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--contexts", default="512,6000")
+    parser.add_argument("--codecs", default="fp32,bf16,int8,int4")
+    parser.add_argument("--backends", default="native,reference")
+    parser.add_argument("--prefill", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="one thread, on a busy machine")
+    asked = parser.parse_args()
+    clock = time.thread_time if asked.cpu_time else time.perf_counter
+    threads = 1 if asked.cpu_time else asked.threads
+    torch.set_num_threads(threads)
+    backends, codecs = asked.backends.split(","), asked.codecs.split(",")
+    memory = torch.ones(PLAIN_BYTES // 8, dtype=torch.int64)
+    plain = Line("plain memory, summed", memory.nbytes, memory.sum, clock)
+    for context_tokens in map(int, asked.contexts.split(",")):
+        print(f"decode at {context_tokens} tokens, {threads} threads: a step, all layers")
+        lines = []
+        for backend in backends:
+            for codec in codecs:
+                cache = Cache.of(backend, codec, context_tokens, threads)
+                cache.fill(context_tokens)
+                n_bytes = cache.layout.read_bytes(context_tokens)
+                run = lambda c=cache, n=context_tokens: c.decode(n)  # noqa: E731
+                lines.append(Line(f"{backend} {codec}", n_bytes, run, clock))
+        measure(lines, asked.rounds, plain)
+    if asked.prefill:
+        print(f"prefill of {asked.prefill} tokens in steps of {STEP_TOKENS}: write and attend")
+        lines = []
+        for backend in backends:
+            for codec in codecs:
+                cache = Cache.of(backend, codec, asked.prefill, threads)
+                run = lambda c=cache: c.fill(asked.prefill, attend=True)  # noqa: E731
+                n_bytes = cache.layout.read_bytes(asked.prefill)
+                lines.append(Line(f"{backend} {codec}", n_bytes, run, clock))
+        measure(lines, max(1, asked.rounds // 10), None)
+
+
+if __name__ == "__main__":
+    main()
