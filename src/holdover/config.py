@@ -32,8 +32,8 @@ class Config:
     """How keys and values are stored; apart as k=int8,v=int4, single layers as int4,0-1=bf16."""
     dtype: str = "auto"
     """Compute and weight type; auto is what is fastest on this machine."""
-    backend: str = "reference"
-    """Kernel backend."""
+    backend: str = "auto"
+    """Kernel backend: native, reference, or auto, which is HOLDOVER_BACKEND or else the fastest."""
     eviction: str = "lru"
     """Eviction policy of cached blocks."""
     block_tokens: int = 16

@@ -17,9 +17,9 @@ from holdover.errors import ConfigError
 MODEL_FIELDS = ("model",)
 PLAN_FIELDS = (
     "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
-    "step_tokens", "max_context",
+    "step_tokens", "max_context", "threads",
 )  # fmt: skip
-ENGINE_FIELDS = ("eviction", "threads")
+ENGINE_FIELDS = ("eviction",)
 SERVER_FIELDS = (
     "served_name", "host", "port", "api_keys", "max_waiting_requests", "grace_s", "log_requests",
 )  # fmt: skip

@@ -51,7 +51,7 @@ def build_engine(planned: Planned) -> Engine:
 
 
 def _fingerprint(planned: Planned, weights_digest: bytes) -> str:
-    names = f"{planned.dtype} {planned.config.backend} {holdover.__version__}"
+    names = f"{planned.dtype} {planned.plan.subject.backend} {holdover.__version__}"
     parts = (weights_digest, planned.layout.fingerprint, names.encode())
     return "fp_" + hashlib.blake2b(b"".join(parts), digest_size=6).hexdigest()
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from holdover.codecs.base import kv_choice
 from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
 from holdover.geometry.base import Geometry, planned_weights_bytes, read_geometry
+from holdover.kernels._selection import asked_backend, select_backend
 from holdover.kernels.base import KernelModule
 from holdover.plan.activations import activation_bytes
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
 from holdover.plan.serving import Parts, ServingPlan, Subject, solve, tables_bytes
 from holdover.plan.warnings import plan_warnings
-from holdover.registry import check_plugin, load_plugin
+from holdover.registry import check_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -70,7 +70,7 @@ def plan_serving(
     Raises HoldoverError for a model, a flag or a budget that cannot work, wrong names first.
     """
     codec_for = kv_choice(config.kv)
-    kernels = cast(KernelModule, load_plugin("holdover.kernels", config.backend, "--backend"))
+    backend = asked_backend(config.backend)
     check_plugin("holdover.cache.eviction", config.eviction, "--eviction")
     machine = machine or read_machine()
     checkpoint = open_model(config.model)
@@ -79,6 +79,9 @@ def plan_serving(
     codec_for.demand_layers(len(geometry.layers))
     spec = CacheSpec.of(geometry.layers, config.block_tokens)
     layout = CacheLayout.of(spec, codec_for)
+    selected = select_backend(backend, layout)
+    kernels = selected.module
+    threads = config.threads or machine.cores
     weights_bytes = planned_weights_bytes(geometry, dtype)
 
     def parts_for(limits: Limits) -> Parts:
@@ -97,8 +100,12 @@ def plan_serving(
             model=model_name,
             architecture=geometry.architecture,
             dtype=dtype.value,
+<<<<<<< HEAD
             kv=codec_for.name,
             backend=config.backend,
+=======
+            kv=codec.name,
+            backend=selected.name,
             context_tokens=geometry.max_context_tokens,
         ),
         layout,
@@ -106,11 +113,13 @@ def plan_serving(
         _budget(config, machine),
         max_sequences=config.max_sequences,
         step_tokens=config.step_tokens,
+        threads=threads,
         asked_context_tokens=config.max_context,
     )
-    threads = config.threads or machine.cores
     budget_flag = "--kv-memory" if config.memory is None else "--memory"
     warnings = plan_warnings(plan, machine, budget_flag)
+    if selected.passed_over is not None:
+        warnings = (*warnings, f"kernels {selected.name}, which are slow: {selected.passed_over}")
     return Planned(
         config, model_name, checkpoint, geometry, dtype, threads, kernels, plan, warnings
     )

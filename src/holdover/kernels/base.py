@@ -59,8 +59,14 @@ class KernelBackend(Protocol):
 class KernelModule(Protocol):
     """What a backend's file offers. Importing it does not import torch."""
 
+    def refusal(self, layout: CacheLayout) -> str | None:
+        """Why this backend cannot serve the layout here, in words; None: it can."""
+
     def workspace_bytes(self, layout: CacheLayout, limits: Limits, query_heads: int) -> int:
-        """Scratch bytes that suffice for any step within the limits, at `query_heads` or fewer."""
+        """Scratch bytes that suffice for any step within the limits, at `query_heads` or fewer.
+
+        `limits.threads` of them may compute at once.
+        """
 
     def bind(
         self, arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor

@@ -125,6 +125,7 @@ def solve(
     *,
     max_sequences: int,
     step_tokens: int,
+    threads: int = 1,
     asked_context_tokens: int | None = None,
 ) -> ServingPlan:
     """The plan with the longest context that one sequence can always reach within the budget.
@@ -139,7 +140,7 @@ def solve(
             f"{subject.model} was made for; give {subject.context_tokens} or less",
         )
     ceiling_tokens = min(subject.context_tokens, asked_context_tokens or subject.context_tokens)
-    ceiling = Limits(max_sequences, step_tokens, ceiling_tokens)
+    ceiling = Limits(max_sequences, step_tokens, ceiling_tokens, threads)
 
     def kv_bytes(limits: Limits) -> int:
         parts_bytes = parts_for(limits).total_bytes

@@ -54,7 +54,8 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
         if row["fit"] is not None
     )
     return (
-        f"{report['model']} ({report['architecture']}, {report['dtype']}, KV {report['kv']}): "
+        f"{report['model']} ({report['architecture']}, {report['dtype']}, KV {report['kv']}, "
+        f"kernels {report['backend']}): "
         f"{format_bytes(report['memory_bytes'])} in all",
         *report["derivation"],
         f"arena {format_bytes(memory['arena_bytes'])} at {report['bytes_per_token']:,} bytes a "

@@ -1,4 +1,7 @@
-"""Engines on a tiny random Llama and on the real models, all in fp32 on the reference kernels."""
+"""Engines on a tiny random Llama and on the real models, all in fp32.
+
+The kernels are those that serve here: HOLDOVER_BACKEND=reference runs all tests on the others.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from holdover.codecs.base import kv_choice
 from holdover.engine.api import Event, SamplingParams, TokenLogprob
 from holdover.engine.engine import Engine
 from holdover.geometry.base import read_geometry
-from holdover.kernels import reference
-from holdover.kernels.base import AttentionBatch, AttentionStep
+from holdover.kernels._selection import AUTO, asked_backend, select_backend
+from holdover.kernels.base import AttentionBatch, AttentionStep, KernelBackend
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
@@ -91,7 +94,7 @@ class Reply:
 class Gate:
     """Kernels that can be held before a step, or made to fail in one."""
 
-    def __init__(self, kernels: reference.KernelBackend) -> None:
+    def __init__(self, kernels: KernelBackend) -> None:
         self._kernels = kernels
         self.open = threading.Event()
         self.open.set()
@@ -200,7 +203,7 @@ def serve() -> Iterator[Serve]:
     def start(
         loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
         step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
-        codec: str = "fp32", max_waiting_requests: int = 1000,
+        codec: str = "fp32", backend: str | None = None, max_waiting_requests: int = 1000,
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
@@ -210,11 +213,13 @@ def serve() -> Iterator[Serve]:
         context_tokens = largest(
             lambda n: layout.sectors_for(layout.peak_blocks(n, step_tokens)) <= n_sectors, most
         )
-        limits = Limits(max_sequences, step_tokens, context_tokens)
+        threads = torch.get_num_threads()
+        limits = Limits(max_sequences, step_tokens, context_tokens, threads)
         arena = HostArena(n_sectors * layout.sector_bytes)
-        workspace_bytes = reference.workspace_bytes(layout, limits, geometry.query_heads)
+        kernels = select_backend(backend or asked_backend(AUTO), layout).module
+        workspace_bytes = kernels.workspace_bytes(layout, limits, geometry.query_heads)
         workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
-        gate = Gate(reference.bind(arena.bytes, layout, limits, workspace))
+        gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace))
         manager = CacheManager(layout, arena)
         engine = Engine(
             model=loaded.model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,

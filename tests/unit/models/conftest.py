@@ -1,6 +1,6 @@
 """Tiny random models of every variant, and two caches to step them over.
 
-`ContiguousCache` is an independent oracle in the plainest torch; `PagedCache` is the real reference
+`ContiguousCache` is an independent oracle in the plainest torch; `PagedCache` is the real
 backend over a real arena.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from holdover.codecs.base import uniform
 from holdover.geometry.base import Geometry
-from holdover.kernels import reference
+from holdover.kernels._selection import AUTO, asked_backend, select_backend
 from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.models.base import Model
 from holdover.spec.groups import CacheSpec
@@ -108,17 +108,19 @@ class PagedCache:
         codec: str = "fp32",
         block_tokens: int = 4,
         capacity_tokens: int = 200,
+        backend: str | None = None,
     ) -> None:
-        limits = Limits(16, 4096, 4096)
+        limits = Limits(16, 4096, 4096, torch.get_num_threads())
         spec = CacheSpec.of(geometry.layers, block_tokens)
         self.layout = CacheLayout.of(spec, uniform(codec))
         n_blocks = ceil_div(capacity_tokens, block_tokens)
         n_sectors = len(spec.groups) * ceil_div(n_blocks, min(self.layout.blocks_per_sector))
         # Bytes that are no number: a read of a row that was never written shows.
         arena = torch.full((n_sectors * self.layout.sector_bytes,), 0xFF, dtype=torch.uint8)
-        workspace_bytes = reference.workspace_bytes(self.layout, limits, geometry.query_heads)
+        kernels = select_backend(backend or asked_backend(AUTO), self.layout).module
+        workspace_bytes = kernels.workspace_bytes(self.layout, limits, geometry.query_heads)
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
-        self.backend = reference.bind(arena, self.layout, limits, workspace)
+        self.backend = kernels.bind(arena, self.layout, limits, workspace)
         self.tables: list[dict[int, list[int]]] = [{} for _ in spec.groups]
         self.taken = [0 for _ in spec.groups]
 

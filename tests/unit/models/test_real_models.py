@@ -137,10 +137,12 @@ def greedy(model: Model, cache: Any, prompts: list[Tensor], step_tokens: int) ->
     return [torch.tensor(text[len(prompt) :]) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def generated(real: Real, prompts: list[Tensor]) -> list[Tensor]:
+def generated(real: Real, prompts: list[Tensor], backend: str | None = None) -> list[Tensor]:
     # A new block per sequence and group may be begun and never filled.
     capacity_tokens = sum(len(prompt) + NEW_TOKENS + 16 for prompt in prompts)
-    cache = PagedCache(real.model.geometry, block_tokens=16, capacity_tokens=capacity_tokens)
+    cache = PagedCache(
+        real.model.geometry, block_tokens=16, capacity_tokens=capacity_tokens, backend=backend
+    )
     return greedy(real.model, cache, prompts, step_tokens=300)
 
 
@@ -154,11 +156,14 @@ def test_three_prompts(real: Real) -> None:
     prompts = real.prompts[:3]
     assert len(prompts[1]) > 512
     hf = real.in_transformers()
-    for prompt, tokens in zip(prompts, generated(real, prompts), strict=True):
+    found = generated(real, prompts)
+    for prompt, tokens in zip(prompts, found, strict=True):
         assert len(tokens) == NEW_TOKENS
         whole = torch.cat((prompt, tokens))[None, :-1]
         logits = hf(input_ids=whole, logits_to_keep=NEW_TOKENS).logits[0]
         assert tokens.tolist() == logits.argmax(-1).tolist()
+    for tokens, other in zip(found, generated(real, prompts, "reference"), strict=True):
+        assert tokens.tolist() == other.tolist()
 
 
 @pytest.mark.slow

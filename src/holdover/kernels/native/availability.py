@@ -13,7 +13,6 @@ from holdover.spec.layout import CacheLayout, PlacedField
 
 ISA_VARIABLE = "HOLDOVER_ISA"
 _ROW_AXES = ("head", "token")  # and then the elements of a row, in a run
-_REMEDY = "use --backend reference"
 
 
 def extension() -> ModuleType | None:
@@ -59,7 +58,7 @@ def require(layout: CacheLayout) -> ModuleType:
     """The compiled module, or ConfigError with the reason and what works instead."""
     why = refusal(layout)
     if why is not None:
-        raise ConfigError("--backend", f"native: {why}; {_REMEDY}")
+        raise ConfigError("--backend", f"native: {why}; use --backend reference")
     native = extension()
     assert native is not None
     return native

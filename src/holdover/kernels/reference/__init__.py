@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def refusal(layout: CacheLayout) -> str | None:
+    """It serves every codec and layout."""
+    return None
+
+
 def bind(arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor) -> KernelBackend:
     from holdover.kernels.reference.backend import Reference
 
