@@ -67,7 +67,9 @@ class Cache:
         )
         return self.kernels.begin(batch)
 
-    def fill(self, context_tokens: int, step_tokens: int = STEP_TOKENS, attend: bool = False) -> None:
+    def fill(
+        self, context_tokens: int, step_tokens: int = STEP_TOKENS, attend: bool = False
+    ) -> None:
         """Write the rows of all tokens, in steps, and attend to them too."""
         for start in range(0, context_tokens, step_tokens):
             stop = min(start + step_tokens, context_tokens)

@@ -146,6 +146,8 @@ INLINE uint16_t to_fp16(float x) {
   return uint16_t(sign | (bits + 0xc8000fffu + (bits >> 13 & 1)) >> 13);
 }
 
+INLINE uint16_t without_sign_of_zero(uint16_t half) { return half == 0x8000 ? uint16_t(0) : half; }
+
 INLINE uint8_t to_fp8(float x) {
   uint32_t bits = bits_of(x), sign = bits >> 24 & 0x80;
   bits &= 0x7fffffff;
@@ -207,7 +209,7 @@ INLINE void encode_int4(const float* x, int dim, uint8_t* data, uint8_t* scale_t
     const float* group = x + g * 64;
     int n = dim - g * 64 < 64 ? dim - g * 64 : 64;
     Range r = range_of(group, n);
-    uint16_t minimum = to_fp16(r.low);
+    uint16_t minimum = without_sign_of_zero(to_fp16(r.low));
     float low = half_to_float(minimum);
     uint16_t scale = to_fp16((r.high - low) / 15.0f);
     float step = half_to_float(scale);
@@ -230,7 +232,7 @@ void encode_ggml(const float* x, int dim, const uint8_t* row_data, uint8_t* scal
     if constexpr (has_minimum) {
       Range r = range_of(group, 32);
       scale = (r.high - r.low) / top, low = r.low, offset = 0.5f;
-      store(minimum_to + 2 * g, to_fp16(low));
+      store(minimum_to + 2 * g, without_sign_of_zero(to_fp16(low)));
     } else {
       int farthest = 0;
       for (int i = 1; i < 32; ++i)

@@ -414,8 +414,9 @@ void attend_tile(const Task& t, int tile, const TileRows& keys, const TileRows& 
   });
 }
 
-void attend_split(const Task& t, const Visible& visible, int split, float* m, float* l) {
-  begin(t, m, l, t.scratch.acc);
+// Leaves its result in the scratch's m, l and acc.
+void attend_split(const Task& t, const Visible& visible, int split) {
+  begin(t, t.scratch.m, t.scratch.l, t.scratch.acc);
   TileRows rows[2], values;  // keys of this tile and of the next
   int n = 0;
   Span spans[2 * SPLIT_TOKENS / TILE_TOKENS];
@@ -445,7 +446,7 @@ void attend_task(const Attend& call, int entry_index, int kv_head, float* scratc
   if (entry.join < 0) {
     int stop = t.position(rows - 1);
     for (int split = 0; split <= stop / SPLIT_TOKENS; ++split) {
-      attend_split(t, visible, split, own.m, own.l);
+      attend_split(t, visible, split);
       merge(t, own.m, own.l, own.acc);
     }
     return store_results(t, own.merged, own.merged_l);
@@ -454,8 +455,10 @@ void attend_task(const Attend& call, int entry_index, int kv_head, float* scratc
   int64_t part_floats = s.part_floats(entry.n_tokens);
   float* parts = call.parts + join.slot + kv_head * join.n_parts * part_floats;
   float* mine = parts + entry.part * part_floats;
-  attend_split(t, visible, entry.split, mine + width, mine + width + rows);
+  attend_split(t, visible, entry.split);
   __builtin_memcpy(mine, own.acc, width * sizeof(float));
+  __builtin_memcpy(mine + width, own.m, rows * sizeof(float));
+  __builtin_memcpy(mine + width + rows, own.l, rows * sizeof(float));
   int* finished = call.finished + entry.join * s.kv_heads + kv_head;
   if (__atomic_add_fetch(finished, 1, __ATOMIC_ACQ_REL) < join.n_parts) return;
   for (int part = 0; part < join.n_parts; ++part) {

@@ -3,6 +3,7 @@
 
 typedef float F __attribute__((vector_size(LANES * 4)));
 typedef int32_t I __attribute__((vector_size(LANES * 4)));
+typedef uint32_t U __attribute__((vector_size(LANES * 4)));
 typedef int8_t I8 __attribute__((vector_size(LANES)));
 typedef uint8_t U8 __attribute__((vector_size(LANES)));
 typedef uint16_t U16 __attribute__((vector_size(LANES * 2)));
@@ -134,7 +135,7 @@ INLINE F exp(F x) {
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.0f;
-  I power = ((I)shifted << 23) + 0x3f800000;
+  U power = ((U)shifted << 23) + 0x3f800000u;
   return (F)((I)(p * (F)power) & ~(x < set1(-87.0f)));
 }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, product
 from typing import Any
 
@@ -70,6 +70,7 @@ class Case:
     mix: str = "mixed"
     value_dim: int | None = None
     dtype: torch.dtype = torch.float32
+    threads: int = 2
 
     def __str__(self) -> str:
         parts = (self.codec, self.residency, self.heads, self.head_dim, self.block_tokens)
@@ -126,7 +127,8 @@ class World:
         self.spec = CacheSpec.of(layers, case.block_tokens)
         self.layout = CacheLayout.of(self.spec, uniform(case.codec))
         step_tokens = max(1, sum(queries for _, queries in lengths))
-        limits = Limits(len(lengths), step_tokens, max(context for context, _ in lengths))
+        most = max(context for context, _ in lengths)
+        limits = Limits(len(lengths), step_tokens, most, case.threads)
         needs = [ceil_div(context, case.block_tokens) for context, _ in lengths]
         sectors = [ceil_div(2 * sum(needs), per) for per in self.layout.blocks_per_sector]
         self.arena = torch.full(((sum(sectors) + 1) * self.layout.sector_bytes,), 0xFF).byte()
@@ -314,6 +316,13 @@ def test_long_prefill_in_slices(backend: str, residency: Residency) -> None:
     check(backend, case, ((150, 150), (170, 90), (140, 1), (160, 41)))
 
 
+@pytest.mark.parametrize("residency", [Full(), Window(1500, 3), Chunk(1100)], ids=str)
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_long_contexts(backend: str, codec: str, residency: Residency) -> None:
+    case = Case(codec=codec, residency=residency, head_dim=16)
+    check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (1025, 40), (40, 1)), layers=[0])
+
+
 @pytest.mark.parametrize("head_dim", [8, 64])
 def test_bf16_queries(backend: str, head_dim: int) -> None:
     case = Case(codec="bf16", head_dim=head_dim, dtype=torch.bfloat16)
@@ -347,6 +356,32 @@ def test_chunked_equals_whole(backend: str, residency: Residency) -> None:
         piece = {key: rows[:stop] for key, rows in whole.rows.items()}
         running = Running(stop, stop - start, piece, whole.query[start:stop])
         torch.testing.assert_close(world.step([running])[0], want[start:stop], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("residency", [Full(), Window(700, 3), Chunk(1100)], ids=str)
+def test_native_results_are_the_same_bit_for_bit(
+    backend: str, codec: str, residency: Residency
+) -> None:
+    """Whole, in chunks, alone, batched and on one thread: past several partial results of keys."""
+    if backend != "native":
+        pytest.skip("the reference sums by shape, within a tolerance")
+    case = Case(codec=codec, residency=residency, head_dim=64)
+    context = 2300
+    world = World(backend, case, [(context, context)])
+    [whole] = world.sequences([(context, context)])
+    want = world.step([whole])[0]
+    world = World(backend, case, [(context, context)], seed=1)
+    for start, stop in ((0, 1000), (1000, 1001), (1001, 2200), (2200, 2299), (2299, 2300)):
+        piece = {key: rows[:stop] for key, rows in whole.rows.items()}
+        running = Running(stop, stop - start, piece, whole.query[start:stop])
+        assert torch.equal(world.step([running])[0], want[start:stop]), (start, stop)
+    last = Running(context, 1, whole.rows, whole.query[-1:])
+    for threads, lengths in ((1, []), (2, [(900, 1), (1500, 40), (5, 5)] * 3)):
+        world = World(backend, replace(case, threads=threads), [(context, 1), *lengths], seed=2)
+        others = world.sequences(lengths)
+        world.store_history([last, *others])
+        assert torch.equal(world.step([last, *others])[0], want[-1:]), threads
 
 
 def test_rows_of_a_shared_layer_are_not_written(backend: str) -> None:

@@ -70,7 +70,7 @@ class Ggml:
         top = 2**self.bits - 1
         if self.has_minimum:
             low, high = blocks.aminmax(dim=-1)
-            scale, offset, parts = (high - low) / top, 0.5, {"minimum": low.half()}
+            scale, offset, parts = (high - low) / top, 0.5, {"minimum": low.half() + 0.0}
             levels = _divide(blocks - low[..., None], scale) + offset
         else:
             farthest = blocks.abs().argmax(-1, keepdim=True)

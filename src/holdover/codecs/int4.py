@@ -49,7 +49,7 @@ class Int4:
         dim = rows.shape[-1]
         groups = _grouped(rows.float())
         low, high = groups.aminmax(dim=-1)
-        minimum = low.half()
+        minimum = low.half() + 0.0  # no negative zero: which zero is least depends on order
         scale = ((high - minimum.float()) / LEVELS).half()
         steps = scale.float().where(scale > 0, torch.inf)
         levels = ((groups - minimum.float()[..., None]) / steps[..., None]).round()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> int:
     """Scratch of each thread, and room for the partial results of long sequences."""
     native = require(layout)
-    needs = []
+    needs: list[int] = []
     for block in layout.blocks:
         planes = {plane.name: plane for plane in block.group.planes}
         needs.append(
