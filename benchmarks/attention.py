@@ -1,12 +1,12 @@
 """Attention alone: codecs by contexts, and the native kernels against the reference.
 
-    python benchmarks/attention.py [--contexts 512,6000] [--codecs fp32,bf16,int8,int4] [--prefill 2000]
+    python benchmarks/attention.py [--contexts 512,6000] [--codecs bf16,int8] [--prefill 2000]
 
-One decoding sequence with the geometry of SmolLM2-135M (30 layers, 3 KV heads of 64 dims for 9 query
-heads), its blocks scattered over the arena; a step attends in every layer. Every round times each
-line once, so that what disturbs the machine disturbs all alike; printed are the median, the fastest
-and the slowest round, the KV bytes that a step reads per second, and their share of the bandwidth
-at which the same threads read plain memory in the same rounds.
+One decoding sequence with the geometry of SmolLM2-135M (30 layers, 3 KV heads of 64 dims for 9
+query heads), its blocks scattered over the arena; a step attends in every layer. Each round times
+each line once, so that what disturbs the machine disturbs all alike; printed are the median, the
+fastest and the slowest round, the KV bytes that a step reads per second, and their share of the
+bandwidth at which the same threads read plain memory in the same rounds.
 """
 
 from __future__ import annotations

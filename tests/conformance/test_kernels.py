@@ -317,7 +317,7 @@ def test_long_prefill_in_slices(backend: str, residency: Residency) -> None:
 
 
 @pytest.mark.parametrize("residency", [Full(), Window(1500, 3), Chunk(1100)], ids=str)
-@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_long_contexts(backend: str, codec: str, residency: Residency) -> None:
     case = Case(codec=codec, residency=residency, head_dim=16)
     check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (1025, 40), (40, 1)), layers=[0])
@@ -358,7 +358,7 @@ def test_chunked_equals_whole(backend: str, residency: Residency) -> None:
         torch.testing.assert_close(world.step([running])[0], want[start:stop], atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "int4"])
 @pytest.mark.parametrize("residency", [Full(), Window(700, 3), Chunk(1100)], ids=str)
 def test_native_results_are_the_same_bit_for_bit(
     backend: str, codec: str, residency: Residency
