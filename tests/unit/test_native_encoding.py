@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdover.codecs.base import codec_names, get_codec, uniform
-from holdover.kernels import native
+from holdover.codecs.base import codec_names, get_codec, kv_choice, uniform
+from holdover.kernels import native, reference
 from holdover.kernels.base import AttentionBatch
 from holdover.kernels.native.availability import ISA_VARIABLE, extension
 from holdover.kernels.reference.views import PlaneView, block_locator
@@ -72,6 +72,28 @@ def test_fields_are_those_of_the_codec(
         for name, want in get_codec(codec).encode(written).items():
             got = view.fields[name].read(blocks, BLOCK_TOKENS).flatten(0, 1)
             assert_same(got, want, codec == "fp8", f"{plane} {name}")
+
+
+def test_keys_values_and_layers_of_different_codecs() -> None:
+    """Both backends over one arena: the native one writes and attends, the reference reads it."""
+    n_tokens, dim = 300, 64
+    layers = (LayerSpec(attention_planes(HEADS, dim), Full()),) * 2
+    layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS), kv_choice("k=int8,v=int4,0=fp16"))
+    n_blocks = -(-n_tokens // BLOCK_TOKENS)
+    arena = torch.full((layout.sectors_for([n_blocks]) * layout.sector_bytes,), 0xFF).byte()
+    limits = Limits(1, n_tokens, n_tokens)
+    ends = np.array([0, n_tokens], np.int32)
+    table = np.arange(n_blocks, dtype=np.int32)[None]
+    steps = []
+    for module in (native, reference):
+        scratch = torch.zeros(module.workspace_bytes(layout, limits, 6), dtype=torch.uint8)
+        kernels = module.bind(arena, layout, limits, scratch)
+        steps.append(kernels.begin(AttentionBatch(ends, ends[1:], (table,))))
+    query = torch.randn(n_tokens, 6, dim)
+    for layer in range(2):
+        steps[0].write(layer, {plane: torch.randn(n_tokens, HEADS, dim) for plane in "kv"})
+        got, want = (step.attend(layer, query, dim**-0.5) for step in steps)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
 def assert_same(got: Tensor, want: Tensor, holds_fp8: bool, where: str) -> None:

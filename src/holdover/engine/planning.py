@@ -100,11 +100,7 @@ def plan_serving(
             model=model_name,
             architecture=geometry.architecture,
             dtype=dtype.value,
-<<<<<<< HEAD
             kv=codec_for.name,
-            backend=config.backend,
-=======
-            kv=codec.name,
             backend=selected.name,
             context_tokens=geometry.max_context_tokens,
         ),
