@@ -183,8 +183,8 @@ int64_t workspace_bytes(int kv_heads, int query_heads, int dim, int value_dim, i
 }  // namespace
 
 NB_MODULE(_native, m) {
-    // What an engine holds at exit is frozen out of the collector, so Python never lets go of it.
-    nb::set_leak_warnings(false);
+  // What an engine holds at exit is frozen out of the collector, so Python never lets go of it.
+  nb::set_leak_warnings(false);
   m.def("isas", [] {
     std::vector<std::string> names;
     for (const Isa* isa : isas()) names.push_back(isa->name);
