@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdover.plan.engines import vllm
+from holdover.plan.engines._gpu import stored_memory
 from holdover.plan.engines.base import (
     Buffer,
     Option,
@@ -96,7 +96,7 @@ def _share(request: Request, memory: MemorySpec) -> float:
 
 
 def _stored(request: Request, memory: MemorySpec) -> StoredMemory:
-    return StoredMemory.of(vllm.plain_dtype(memory), vllm.codec_of(request), 1)
+    return stored_memory(request, memory, block_tokens=1)
 
 
 def _notes(request: Request, windows: list[MemorySpec]) -> Iterator[str]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from holdover.codecs.base import get_sized_codec, sized_kv_choice
+from holdover.codecs.base import sized_kv_choice
+from holdover.plan.engines._gpu import stored_memory
 from holdover.plan.engines.base import (
     Buffer,
     Option,
@@ -20,8 +21,6 @@ from holdover.plan.engines.base import (
     beyond_model,
     cache_type_flags,
 )
-from holdover.spec.layers import Plane
-from holdover.spec.layout import CodecChoice, FieldCodec
 from holdover.spec.memory import Kind, MemorySpec, StoredMemory, on_one_rank
 from holdover.spec.residency import Chunk, Fixed, Window
 from holdover.units import ceil_div, round_up
@@ -111,8 +110,7 @@ def pool_of(request: Request) -> Pool:
 
 def _one_type(memories: list[MemorySpec], request: Request, block_tokens: int) -> list[Layers]:
     """Layers by residency; where all keep every token their pages may differ, and are summed."""
-    choice = codec_of(request)
-    stored = [StoredMemory.of(plain_dtype(m), choice, block_tokens) for m in memories]
+    stored = [stored_memory(request, m, block_tokens) for m in memories]
     alike = all(part.memory.grows and part.memory.tokens_per_row == 1 for part in stored)
     if alike and len(stored) > 1:
         page = sum(part.block.logical_bytes(block_tokens) for part in stored)
@@ -165,25 +163,6 @@ def _blocks(request: Request, layers: Layers) -> int:
             return ceil_div(min(residency.chunk_tokens + step, tokens), layers.block_tokens)
         case _:
             return ceil_div(tokens, layers.block_tokens)
-
-
-def codec_of(request: Request) -> CodecChoice:
-    """Indexer keys are always fp8 with a scale; fp8 latents beside an indexer have scales too."""
-    choice = sized_kv_choice(request.kv)
-    sparse = any(m.kind is Kind.INDEXER for m in request.model.memories)
-    index, latent = get_sized_codec("fp8_indexer"), get_sized_codec("fp8_ds_mla")
-    scaled = request.kv in ("fp8", "fp8_ds_mla") and sparse
-
-    def choose(layer: int, plane: Plane) -> FieldCodec:
-        if plane.name == "index":
-            return index
-        return latent if scaled and plane.name in ("latent", "rope") else choice(layer, plane)
-
-    return choose
-
-
-def plain_dtype(memory: MemorySpec) -> MemorySpec:
-    return replace(memory, dtype=None) if memory.kind is Kind.INDEXER else memory
 
 
 def _flags(request: Request) -> tuple[str, ...]:
