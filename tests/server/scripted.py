@@ -63,6 +63,7 @@ class ByteTokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         max_context_tokens: int | None = None,
+        tenant: str = "",
     ) -> list[int]:
         roles = [message["role"] for message in messages]
         if "tool" in roles:

@@ -98,7 +98,9 @@ def _token_routes(app: FastAPI, context: Context) -> None:
         ids: list[int]
         if asked.messages is not None:
             generate = asked.add_generation_prompt is not False
-            ids = list(await encode_messages(context, asked.messages, generate))
+            ids = list(
+                await encode_messages(context, asked.messages, generate, request.state.tenant)
+            )
         else:
             text, special = asked.prompt or "", asked.add_special_tokens is not False
             ids = list(await off_loop(len(text), lambda: tokenizer.encode(text, special)))

@@ -38,6 +38,7 @@ class TokenizerLike(Protocol):
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         max_context_tokens: int | None = None,
+        tenant: str = "",
     ) -> list[int]: ...
 
 

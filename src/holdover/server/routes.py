@@ -37,12 +37,12 @@ def generation_routes(context: Context) -> APIRouter:
         check_model(context, asked.model)
         try:
             params = asked.sampling()
-            prompt = await encode_messages(
-                context, asked.messages, asked.add_generation_prompt is not False, limited=True
-            )
+            n, tenant = asked.n or 1, request.state.tenant
+            generate = asked.add_generation_prompt is not False
+            limit = context.max_context_tokens
+            prompt = await encode_messages(context, asked.messages, generate, tenant, limit)
             head = _head(context, request, "chatcmpl")
             writer = ChatWriter(head, context.tokenizer, bool(asked.logprobs))
-            n, tenant = asked.n or 1, request.state.tenant
             job = Job(head["id"], (prompt,), params, n, tenant, started_s)
             return await _answer(context, request, asked, job, writer)
         except RequestError as error:
@@ -111,16 +111,18 @@ async def encode_messages(
     context: Context,
     messages: Sequence[Message],
     add_generation_prompt: bool,
-    *,
-    limited: bool = False,
+    tenant: str,
+    max_context_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """Ids of the rendered messages; `limited` refuses at once what cannot fit the context."""
+    """Ids of the rendered messages; what cannot fit a context that is given is refused."""
     rendered = [message.rendered() for message in messages]
     n_chars = sum(len(message["content"]) for message in rendered)
 
     def encode() -> tuple[int, ...]:
-        limit = context.max_context_tokens if limited else None
-        return tuple(context.tokenizer.encode_chat(rendered, None, add_generation_prompt, limit))
+        ids = context.tokenizer.encode_chat(
+            rendered, None, add_generation_prompt, max_context_tokens, tenant
+        )
+        return tuple(ids)
 
     return await off_loop(n_chars, encode)
 

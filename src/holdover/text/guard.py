@@ -47,6 +47,10 @@ class ControlGuard:
         return template(self._marked(data, guarded))
 
     @cached_property
+    def _names(self) -> list[str]:
+        return [token.content for token in (*self.controls, *self.markers)]
+
+    @cached_property
     def _finder(self) -> tokenizers.Tokenizer:
         """Finds added tokens as the library does, for which it needs any model at all."""
         finder = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
@@ -63,6 +67,8 @@ class ControlGuard:
 
     def _matches(self, text: str) -> list[tuple[int, str]]:
         """Start and token of each one spelled in the text."""
+        if self.normalizer is None and not any(name in text for name in self._names):
+            return []  # the usual case, at a hundredth of the time
         encoding = self._finder.encode_batch([text], add_special_tokens=False)[0]
         names = map(self._finder.id_to_token, encoding.ids)
         spans = zip(names, encoding.offsets, strict=True)

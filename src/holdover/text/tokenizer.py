@@ -21,6 +21,7 @@ from holdover.errors import ModelFileError, RequestError, UnsupportedModelError
 from holdover.text.chat import ChatTemplate, Message
 from holdover.text.guard import MARK, ControlGuard
 from holdover.text.length import LengthBound, too_long
+from holdover.text.memo import Memo, piece_ends
 
 _SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -61,6 +62,8 @@ class Tokenizer:
     _mark_id: int
     _backend: tokenizers.Tokenizer = field(repr=False)
     _byte_level: bool = field(repr=False)
+    _piece_ends: re.Pattern[str] | None = field(repr=False)
+    _memo: Memo = field(default_factory=Memo, repr=False)
     _bytes: dict[int, bytes] = field(default_factory=dict, repr=False)
 
     def encode(
@@ -75,20 +78,8 @@ class Tokenizer:
         With `max_context_tokens`, a text that cannot possibly fit is refused without the work of
         tokenizing it. Other threads run on meanwhile.
         """
-        if max_context_tokens is not None and len(text) > max_context_tokens:
-            least_tokens = self._length.least_tokens(text)
-            if least_tokens >= max_context_tokens:
-                raise too_long(field_name, f"at least {least_tokens} tokens", max_context_tokens)
-        try:
-            # Unlike `encode`, lets go of Python's lock, and does not work out places in the text.
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(
-                field_name, "holds a lone surrogate or is not text; send valid Unicode"
-            ) from error
-        ids: list[int] = encoding.ids
-        if MARK in text:
-            ids = [i for i in ids if i != self._mark_id]
+        self._demand_fits(text, field_name, max_context_tokens)
+        [ids] = self._encode_all([text], field_name)
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -131,19 +122,42 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         max_context_tokens: int | None = None,
+        tenant: str = "",
     ) -> list[int]:
         """Messages as ids; the bos is added only where the template did not write it.
 
         The template's special tokens are recognised; those spelled in a message are plain text.
+        What the tenant sent before is not tokenized again.
         """
 
         def render(data: tuple[Any, Any]) -> str:
             return self.render_chat(*data, add_generation_prompt)
 
         text = self._guard.render(render, (messages, tools))
-        ids = self.encode(text, False, "messages", max_context_tokens)
+        self._demand_fits(text, "messages", max_context_tokens)
+        pieces = [p for p in self._piece_ends.split(text) if p] if self._piece_ends else [text]
+        ids = self._memo.ids_of(tenant, pieces, lambda new: self._encode_all(new, "messages"))
         n_prefix = len(self.prefix_ids)
         return ids if tuple(ids[:n_prefix]) == self.prefix_ids else [*self.prefix_ids, *ids]
+
+    def _demand_fits(self, text: str, field_name: str, max_context_tokens: int | None) -> None:
+        if max_context_tokens is not None and len(text) > max_context_tokens:
+            least_tokens = self._length.least_tokens(text)
+            if least_tokens >= max_context_tokens:
+                raise too_long(field_name, f"at least {least_tokens} tokens", max_context_tokens)
+
+    def _encode_all(self, texts: list[str], field_name: str) -> list[list[int]]:
+        try:
+            # Unlike `encode`, lets go of Python's lock, and does not work out places in the text.
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                field_name, "holds a lone surrogate or is not text; send valid Unicode"
+            ) from error
+        return [
+            [i for i in encoding.ids if i != self._mark_id] if MARK in text else encoding.ids
+            for text, encoding in zip(texts, found, strict=True)
+        ]
 
     def _piece_bytes(self, piece: str) -> bytes:
         if self._byte_level:
@@ -212,6 +226,7 @@ def assemble_tokenizer(
         _mark_id=mark_id,
         _backend=backend,
         _byte_level=byte_level,
+        _piece_ends=piece_ends(backend),
     )
 
 
