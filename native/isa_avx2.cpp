@@ -8,9 +8,10 @@
 namespace holdover::on_avx2 {
 constexpr int MOST_ROWS = 3;  // query rows that share a key in registers
 #include "kernels.hpp"
+#include "linear.hpp"
 bool runs() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 }  // namespace holdover::on_avx2
 
 namespace holdover {
-const Isa avx2{"avx2", on_avx2::runs, on_avx2::attend_task, on_avx2::write};
+const Isa avx2{"avx2", on_avx2::runs, on_avx2::attend_task, on_avx2::write, on_avx2::prepare, on_avx2::multiply, on_avx2::unpack_row};
 }

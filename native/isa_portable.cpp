@@ -7,9 +7,10 @@
 namespace holdover::on_portable {
 constexpr int MOST_ROWS = 3;  // query rows that share a key in registers
 #include "kernels.hpp"
+#include "linear.hpp"
 bool runs() { return true; }
 }  // namespace holdover::on_portable
 
 namespace holdover {
-const Isa portable{"portable", on_portable::runs, on_portable::attend_task, on_portable::write};
+const Isa portable{"portable", on_portable::runs, on_portable::attend_task, on_portable::write, on_portable::prepare, on_portable::multiply, on_portable::unpack_row};
 }

@@ -104,11 +104,59 @@ struct Write {
   Rows rows;
 };
 
+// ---- linear layers ------------------------------------------------------------------------------
+
+enum class Element : int { fp32, bf16, int8 };  // how a matrix's weights are stored
+constexpr int PANEL = 16;                       // outputs of a panel
+constexpr int SEGMENT = 256;                    // inputs that share a scale where weights are int8
+
+// [outputs, inputs] in panels of 16 outputs: fp32 [panel][input][16], bf16 and int8
+// [panel][input pair][16][2]. Padded with zeros to whole panels and an even number of inputs.
+struct Matrix {
+  Element element;
+  int outputs, inputs;
+  const uint8_t* panels;
+  const float* scales;  // [outputs padded], int8 only
+  const float* bias;    // [outputs] or null
+
+  HOLDOVER_INLINE int n_panels() const { return (outputs + PANEL - 1) / PANEL; }
+};
+
+// Bytes of one panel; of panels and scales, each a multiple of 64; and of one row as a product takes
+// it, the same on every instruction set and a multiple of 64.
+int64_t panel_bytes(Element, int inputs);
+int64_t matrix_bytes(Element, int outputs, int inputs);
+int64_t operand_bytes(Element, int inputs);
+
+// `rows` are consecutive outputs, from `first_output` on, of a matrix whose memory is `to`.
+void pack(Element, const float* rows, int n_rows, int outputs, int inputs, int first_output, uint8_t* to);
+Matrix packed(Element, int outputs, int inputs, const uint8_t* from, const float* bias);
+
+enum class Activation : int { none, silu, gelu_tanh, gelu };
+
+// result = operand x matrix^T + bias, or activation(operand x gate^T + bias) times that.
+struct Product {
+  const Matrix* matrix;
+  const Matrix* gate;      // or null; of the same element, outputs and inputs
+  const uint8_t* operand;  // rows of operand_bytes
+  float* result;
+  int64_t result_stride;  // floats
+  bool add;               // to what result holds
+  Activation activation;  // of the gate
+};
+
 struct Isa {
   const char* name;
   bool (*runs)();
   void (*attend)(const Attend&, int entry, int kv_head, float* scratch);
   void (*write)(const Write&, int token_start, int token_stop);
+
+  // A row as products with weights of this kind take it.
+  void (*prepare)(const float* row, int inputs, Element, uint8_t* operand_row);
+  // Any range of rows and panels. An element is summed in one order whatever the range.
+  void (*multiply)(const Product&, int row_start, int row_stop, int panel_start, int panel_stop);
+  // One output's weights.
+  void (*unpack_row)(const Matrix&, int output, float* to);
 };
 
 extern const Isa portable, avx2, avx512, wide;
