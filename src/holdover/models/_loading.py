@@ -16,6 +16,7 @@ from torch import Tensor
 
 from holdover.geometry.base import Geometry
 from holdover.models._blocks import AttentionWeights, MlpWeights
+from holdover.models.base import Family
 from holdover.spec.dtypes import DType
 from holdover.weights.base import Checkpoint
 
@@ -27,12 +28,20 @@ _STORED_NAMES = {DType.FP32: "F32", DType.BF16: "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Reads the tensors of one checkpoint. `norm` turns a stored norm weight into what is used."""
+    """Reads the tensors of one checkpoint as torch multiplies them."""
 
     checkpoint: Checkpoint
     geometry: Geometry
     dtype: DType
-    norm: Callable[[Loader, str], Tensor]
+    family: Family
+
+    def norm(self, name: str) -> Tensor:
+        if self.family.norms_from_one:
+            return self.checkpoint.load(f"{name}.weight", torch.float32).add(1.0)
+        return self.stacked([f"{name}.weight"])
+
+    def layer_norm(self, layer: int, name: str | None) -> Tensor | None:
+        return None if name is None else self.norm(f"model.layers.{layer}.{name}")
 
     def stacked(self, names: Sequence[str]) -> Tensor:
         """Some tensors under each other, in the model's dtype."""
@@ -58,7 +67,7 @@ class Loader:
         qkv = [f"{prefix}.{name}_proj" for name in "qkv"]
         output = [f"{prefix}.o_proj"]
         return AttentionWeights(
-            norm=self.norm(self, f"model.layers.{layer}.input_layernorm"),
+            norm=self.norm(f"model.layers.{layer}.input_layernorm"),
             qkv=self._weight(qkv),
             qkv_bias=self._bias(qkv, self.geometry.qkv_bias),
             qk_norm=self._qk_norm(prefix) if self.geometry.qk_norm else None,
@@ -66,12 +75,12 @@ class Loader:
             output_bias=self._bias(output, self.geometry.output_bias),
         )
 
-    def mlp(self, layer: int, norm_name: str) -> MlpWeights:
+    def mlp(self, layer: int) -> MlpWeights:
         prefix = f"model.layers.{layer}.mlp"
         gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         down = [f"{prefix}.down_proj"]
         return MlpWeights(
-            norm=self.norm(self, f"model.layers.{layer}.{norm_name}"),
+            norm=self.norm(f"model.layers.{layer}.{self.family.mlp_norm}"),
             gate_up=self._weight(gate_up),
             gate_up_bias=self._bias(gate_up, self.geometry.mlp_bias),
             down=self._weight(down),
@@ -96,6 +105,6 @@ class Loader:
     def _qk_norm(self, prefix: str) -> Tensor:
         """Both weights spread over their heads, so that q and k are normed in one go."""
         g = self.geometry
-        query = self.norm(self, f"{prefix}.q_norm").expand(g.query_heads, -1)
-        key = self.norm(self, f"{prefix}.k_norm").expand(g.kv_heads, -1)
+        query = self.norm(f"{prefix}.q_norm").expand(g.query_heads, -1)
+        key = self.norm(f"{prefix}.k_norm").expand(g.kv_heads, -1)
         return torch.cat((query, key))

@@ -1,12 +1,13 @@
 """What a served model is, and how one is loaded.
 
-`load_model` reads a checkpoint layer by layer into the matrices that one family's file multiplies.
-A model keeps no state between steps: the cache belongs to the `AttentionStep` it is given. One
-file per family, named as in `holdover.geometry`, offers `load`.
+`load_model` reads a checkpoint layer by layer into the matrices that are multiplied. A model keeps
+no state between steps: the cache belongs to the `AttentionStep` it is given. One file per family,
+named as in `holdover.geometry`, says in its `FAMILY` what is particular to it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from holdover.errors import UnsupportedModelError
@@ -44,10 +45,24 @@ class Model(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family adds to pre-norm attention and a gated MLP; names are those after the layer's.
+
+    A norm after a half of a layer normalises what is added to the residual stream.
+    """
+
+    mlp_norm: str
+    attention_post_norm: str | None = None
+    mlp_post_norm: str | None = None
+    norms_from_one: bool = False  # weights are stored as their difference from one
+    scaled_embedding: bool = False  # by the root of the width
+
+
 class ModelModule(Protocol):
     """What a family's file offers."""
 
-    def load(self, checkpoint: Checkpoint, geometry: Geometry, dtype: DType) -> Model: ...
+    FAMILY: Family
 
 
 def load_model(checkpoint: Checkpoint, geometry: Geometry, dtype: DType) -> Model:
@@ -55,11 +70,17 @@ def load_model(checkpoint: Checkpoint, geometry: Geometry, dtype: DType) -> Mode
 
     Raises ModelFileError naming a tensor that is missing or of another shape than `geometry` says.
     """
+    from holdover.models._decoder import Decoder
+
+    return Decoder.load(checkpoint, geometry, dtype, family_of(checkpoint, geometry))
+
+
+def family_of(checkpoint: Checkpoint, geometry: Geometry) -> Family:
+    """The geometry's family, once every tensor it needs is known to be there."""
     served = plugin_names(__package__)
     if geometry.family not in served:
         raise UnsupportedModelError(
             f"{geometry.architecture} can be sized but not served yet; served: {', '.join(served)}"
         )
     require_tensors(checkpoint, expected_tensors(geometry))
-    module = cast(ModelModule, load_plugin(__package__, geometry.family))
-    return module.load(checkpoint, geometry, dtype)
+    return cast(ModelModule, load_plugin(__package__, geometry.family)).FAMILY

@@ -1,0 +1,118 @@
+"""The decoder of every family in torch: the oracle, and what serves where nothing faster can.
+
+Per layer, pre-norm attention and a gated MLP are added to the residual stream, each through a norm
+of its own where the family has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdover.geometry.base import Geometry
+from holdover.kernels.base import AttentionStep
+from holdover.models import _rope
+from holdover.models._blocks import (
+    AttentionWeights,
+    MlpWeights,
+    gated_mlp,
+    logits,
+    rms_norm,
+    self_attention,
+    storage_nbytes,
+)
+from holdover.models._loading import Loader
+from holdover.models.base import Family
+from holdover.spec.dtypes import DType
+from holdover.weights.base import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention: AttentionWeights
+    attention_post_norm: Tensor | None
+    mlp: MlpWeights
+    mlp_post_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """See `Model`. `frequencies` are per rope of the geometry; embeddings are times `scale`."""
+
+    geometry: Geometry
+    dtype: DType
+    embedding: Tensor
+    scale: float
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Tensor
+    frequencies: tuple[Tensor, ...]
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, geometry: Geometry, dtype: DType, family: Family
+    ) -> Decoder:
+        loader = Loader(checkpoint, geometry, dtype, family)
+        embedding = loader.embedding()
+        return cls(
+            geometry=geometry,
+            dtype=dtype,
+            embedding=embedding,
+            scale=embedding_scale(geometry, family, dtype),
+            layers=loader.layers(lambda index: _layer(loader, index)),
+            norm=loader.norm("model.norm"),
+            head=loader.head(embedding),
+            frequencies=tuple(_rope.frequencies(rope) for rope in geometry.ropes),
+        )
+
+    @property
+    def weights_nbytes(self) -> int:
+        return storage_nbytes(self)
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
+    ) -> Tensor:
+        g = self.geometry
+        hidden = F.embedding(token_ids, self.embedding)
+        if self.scale != 1.0:
+            hidden *= self.scale
+        angles = [
+            _rope.angles(rope, turns, positions, hidden.dtype)
+            for rope, turns in zip(g.ropes, self.frequencies, strict=True)
+        ]
+        for index, layer in enumerate(self.layers):
+            turn = angles[g.layer_ropes[index]]
+            hidden += _normed(
+                self_attention(hidden, layer.attention, turn, index, step, g),
+                layer.attention_post_norm,
+                g,
+            )
+            hidden += _normed(gated_mlp(hidden, layer.mlp, g), layer.mlp_post_norm, g)
+        hidden = hidden.index_select(0, logit_rows)
+        return logits(hidden, self.norm, self.head, g)
+
+
+def embedding_scale(geometry: Geometry, family: Family, dtype: DType) -> float:
+    """The root of the width, itself rounded to the model's dtype, as it was in training."""
+    if not family.scaled_embedding:
+        return 1.0
+    factor = torch.tensor(geometry.hidden_size**0.5, dtype=getattr(torch, dtype.torch_name))
+    return float(factor)
+
+
+def _normed(x: Tensor, weight: Tensor | None, geometry: Geometry) -> Tensor:
+    return x if weight is None else rms_norm(x, weight, geometry.norm_eps)
+
+
+def _layer(loader: Loader, index: int) -> Layer:
+    family = loader.family
+    return Layer(
+        attention=loader.attention(index),
+        attention_post_norm=loader.layer_norm(index, family.attention_post_norm),
+        mlp=loader.mlp(index),
+        mlp_post_norm=loader.layer_norm(index, family.mlp_post_norm),
+    )
