@@ -157,6 +157,12 @@ struct Isa {
   void (*multiply)(const Product&, int row_start, int row_stop, int panel_start, int panel_stop);
   // One output's weights.
   void (*unpack_row)(const Matrix&, int output, float* to);
+
+  // x / rms(x) * weight; false where the squares have no finite sum. `to` may be x.
+  bool (*norm)(const float* x, const float* weight, int n, float eps, float* to);
+  void (*rotate)(float* head, int half, const float* cosines, const float* sines);
+  bool (*within)(const float* x, int n, float most);  // no magnitude above, none NaN
+  void (*cap)(float* x, int n, float most);           // most * tanh(x / most)
 };
 
 extern const Isa portable, avx2, avx512, wide;

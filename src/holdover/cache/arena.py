@@ -34,29 +34,10 @@ class NullArena:
 
 
 class HostArena:
-    """Host memory as one uint8 tensor of exactly `nbytes`, zeroed, committed as it is touched.
-
-    In huge pages of the system where it has them.
-    """
+    """Host memory as one uint8 tensor of exactly `nbytes`, zeroed, committed as it is touched."""
 
     def __init__(self, nbytes: int) -> None:
-        import mmap
-
-        import torch
-
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        # torch.zeros writes every page: seconds at start, and memory taken that may never be used.
-        try:
-            memory = mmap.mmap(-1, nbytes, flags=flags)
-        except (OSError, OverflowError) as error:
-            raise BudgetError(
-                f"this machine refuses the {format_bytes(nbytes)} of the KV arena ({error}); "
-                "give less with --kv-memory"
-            ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # scattered blocks are bound by misses of the page table
-            with contextlib.suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        self.bytes: Tensor = host_bytes(nbytes, "KV arena", "; give less with --kv-memory")
 
     @property
     def nbytes(self) -> int:
@@ -64,3 +45,26 @@ class HostArena:
 
     def copy(self, source: int, target: int, n_bytes: int) -> None:
         self.bytes[target : target + n_bytes] = self.bytes[source : source + n_bytes]
+
+
+def host_bytes(nbytes: int, what: str, remedy: str = "") -> Tensor:
+    """Zeroed memory of this machine, committed as it is touched; in huge pages where it has them.
+
+    Raises BudgetError, naming `what` it is for, where the machine refuses it.
+    """
+    import mmap
+
+    import torch
+
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    # torch.zeros writes every page: seconds at start, and memory taken that may never be used.
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=flags)
+    except (OSError, OverflowError) as error:
+        raise BudgetError(
+            f"this machine refuses the {format_bytes(nbytes)} of the {what} ({error}){remedy}"
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # scattered blocks are bound by misses of the page table
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -25,7 +25,8 @@ class RowWatch:
     def __init__(self, layout: CacheLayout) -> None:
         stored = [field for block in layout.blocks for field in block.fields]
         narrow = any(f.field.dtype is DType.FP16 and f.field.name == "data" for f in stored)
-        self._layers = {f.layer for f in stored} if narrow else {max(f.layer for f in stored)}
+        layers = {f.layer for f in stored}
+        self._layers = frozenset(layers if narrow else {max(layers)})
         widest = DType.FP16 if narrow else DType.BF16
         self._most = torch.finfo(getattr(torch, widest.torch_name)).max
 
@@ -34,29 +35,31 @@ class RowWatch:
 
 
 class WatchedStep:
-    """An `AttentionStep` that remembers the largest magnitude of each token's new rows."""
+    """An `AttentionStep` that remembers which tokens' new rows were wrong; see `Watching`."""
 
-    def __init__(self, step: AttentionStep, layers: set[int], most: float) -> None:
-        self._step = step
-        self._layers = layers
-        self._most = most
-        self._largest: Tensor | None = None
+    def __init__(self, step: AttentionStep, layers: frozenset[int], most: float) -> None:
+        self.step = step
+        self.layers = layers
+        self.most = most
+        self._wrong: Tensor | None = None
 
     def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
-        self._step.write(layer, rows)
-        if layer in self._layers:
+        self.step.write(layer, rows)
+        if layer in self.layers:
             for of_plane in rows.values():
                 largest = torch.linalg.vector_norm(of_plane.flatten(1), torch.inf, dim=1)
-                before = self._largest  # NaN wins over any number
-                self._largest = largest if before is None else torch.maximum(before, largest)
+                self.note(~(largest <= self.most))  # NaN too
 
     def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
-        return self._step.attend(layer, query, scale, softcap)
+        return self.step.attend(layer, query, scale, softcap)
+
+    def note(self, wrong: Tensor) -> None:
+        self._wrong = wrong if self._wrong is None else self._wrong | wrong
 
     def damaged(self, query_start: NDArray[np.int32]) -> Sequence[int]:
         """Places in the batch of sequences with a row that is not finite as it is stored."""
-        assert self._largest is not None, "no watched layer was written"
-        wrong = ~(self._largest <= self._most).numpy(force=True)
+        assert self._wrong is not None, "no watched layer was written"
+        wrong = self._wrong.numpy(force=True)
         if not wrong.any():
             return ()
         found: list[int] = np.logical_or.reduceat(wrong, query_start[:-1]).nonzero()[0].tolist()

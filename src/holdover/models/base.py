@@ -41,7 +41,8 @@ class Model(Protocol):
         """One step over the flat tokens of any number of sequences.
 
         `token_ids` and `positions` are int64 [tokens], `logit_rows` int64 [rows] indexes tokens.
-        Writes every layer's keys and values through `step`. Returns float32 [rows, vocab].
+        Writes every layer's keys and values through `step`. Returns float32 [rows, vocab], which
+        may be overwritten by the next call.
         """
 
 
@@ -66,21 +67,22 @@ class ModelModule(Protocol):
 
 
 def load_model(checkpoint: Checkpoint, geometry: Geometry, dtype: DType) -> Model:
-    """Load a model's weights as `dtype` (fp32 or bf16).
+    """Load a model's weights as `dtype` (fp32 or bf16), to be computed by torch.
 
     Raises ModelFileError naming a tensor that is missing or of another shape than `geometry` says.
     """
     from holdover.models._decoder import Decoder
 
-    return Decoder.load(checkpoint, geometry, dtype, family_of(checkpoint, geometry))
+    family = family_of(geometry)
+    require_tensors(checkpoint, expected_tensors(geometry))
+    return Decoder.load(checkpoint, geometry, dtype, family)
 
 
-def family_of(checkpoint: Checkpoint, geometry: Geometry) -> Family:
-    """The geometry's family, once every tensor it needs is known to be there."""
+def family_of(geometry: Geometry) -> Family:
+    """What the geometry's family adds; UnsupportedModelError for one that is only sized."""
     served = plugin_names(__package__)
     if geometry.family not in served:
         raise UnsupportedModelError(
             f"{geometry.architecture} can be sized but not served yet; served: {', '.join(served)}"
         )
-    require_tensors(checkpoint, expected_tensors(geometry))
     return cast(ModelModule, load_plugin(__package__, geometry.family)).FAMILY

@@ -160,7 +160,7 @@ def step_through(
         step = cache.begin(turn, lengths)
         rows = model.forward(tokens, positions, step, torch.arange(len(tokens)))
         for (sequence, n), part in zip(turn, rows.split([n for _, n in turn]), strict=True):
-            seen[sequence].append(part)
+            seen[sequence].append(part.clone())
             lengths[sequence] += n
     return [torch.cat(parts) for parts in seen]
 

@@ -61,6 +61,9 @@ class Native:
             for layer in group.layers
             for plane in group.planes
         }
+        for group in layout.spec.groups:
+            for layer in group.layers:
+                cache.set_planes(layer, planes[layer, "k"], planes[layer, "v"])
         return cls(module, layout, cache, planes, isa, (arena, workspace))
 
     def begin(self, batch: AttentionBatch) -> Step:

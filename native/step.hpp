@@ -1,0 +1,134 @@
+// The cache as one engine has it, and one group of layers in one step. Who calls keeps the arrays.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "team.hpp"
+#include "types.hpp"
+
+namespace holdover {
+
+namespace nb = nanobind;
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Address = uintptr_t;
+
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;  // fewer are written by the caller alone
+
+// Those that run here, the best last.
+inline std::vector<const Isa*> isas() {
+  std::vector<const Isa*> all = {&portable};
+#if defined(__x86_64__)
+#if defined(HOLDOVER_WIDE)
+  all.push_back(&wide);
+#endif
+  all.push_back(&avx2);
+  all.push_back(&avx512);
+#endif
+  std::erase_if(all, [](const Isa* isa) { return !isa->runs(); });
+  return all;
+}
+
+struct Cache {
+  uint8_t* arena;
+  float* workspace;
+  int64_t workspace_floats;
+  int block_tokens;
+  const Isa* isa;
+  Team team;
+  std::vector<std::pair<Plane, Plane>> planes;  // keys and values, of each layer that stores some
+
+  Cache(Address arena, Address workspace, int64_t workspace_bytes, int block_tokens,
+        const std::string& isa_name, Address parallel, int threads)
+      : arena(reinterpret_cast<uint8_t*>(arena)),
+        workspace(reinterpret_cast<float*>(workspace)),
+        workspace_floats(workspace_bytes / int64_t(sizeof(float))),
+        block_tokens(block_tokens),
+        isa(nullptr),
+        team{reinterpret_cast<Team::Parallel>(parallel), threads} {
+    for (const Isa* one : isas())
+      if (one->name == isa_name) isa = one;
+    if (!isa) throw std::invalid_argument("no instruction set " + isa_name);
+  }
+
+  // The workspace is scratch of each thread, and then room for partial results.
+  float* scratch(const Shape& shape, int thread) const { return workspace + thread * shape.scratch_floats(); }
+  float* parts(const Shape& shape) const { return scratch(shape, team.threads); }
+};
+
+// One group of layers in one step. Tasks are cut at the first attend, and again should the number
+// of query heads change.
+struct GroupStep {
+  const Cache& cache;
+  Ints query_start, context_tokens, first_visible;
+  Offsets offsets;
+  Sequences sequences;
+  Tasks tasks;
+  int shared = 0;
+  std::vector<int> finished;
+
+  GroupStep(const Cache& cache, Ints query_start, Ints context_tokens, Offsets offsets,
+            Ints first_visible, int sink_tokens)
+      : cache(cache), query_start(query_start), context_tokens(context_tokens),
+        first_visible(first_visible), offsets(offsets) {
+    int n = int(context_tokens.shape(0));
+    if (int(query_start.shape(0)) != n + 1 || int(offsets.shape(0)) != n)
+      throw std::invalid_argument("arrays of a step differ in their number of sequences");
+    sequences = {n, cache.block_tokens, sink_tokens, int64_t(offsets.shape(1)), query_start.data(),
+                 context_tokens.data(), offsets.data(), first_visible.data()};
+    if (int(first_visible.shape(0)) != query_start.data()[n])
+      throw std::invalid_argument("one first visible position for each token is needed");
+    for (int s = 0; s < n; ++s) {
+      int stop = context_tokens.data()[s], start = stop - sequences.n_queries(s);
+      if (start < 0 || stop > int64_t(offsets.shape(1)) * cache.block_tokens)
+        throw std::invalid_argument("a sequence is longer than its block table");
+      for (int position = start; position < stop; ++position)
+        if (sequences.offsets[s * sequences.max_blocks + position / cache.block_tokens] < 0)
+          throw std::invalid_argument("a new token has no block");
+    }
+  }
+
+  void cut(const Shape& shape) {
+    int64_t part_floats = cache.workspace_floats - (cache.parts(shape) - cache.workspace);
+    if (part_floats < 0) throw std::invalid_argument("the workspace is smaller than was stated");
+    if (shape.shared == shared) return;
+    tasks = plan_tasks(sequences, shape, part_floats);
+    shared = shape.shared;
+  }
+
+  int n_tokens() const { return sequences.query_start[sequences.n_sequences]; }
+
+  void write(const Plane& plane, Address rows, bool bf16, int64_t token_stride, int64_t head_stride) {
+    Write call{cache.arena, &plane, &sequences,
+               {reinterpret_cast<const void*>(rows), bf16, token_stride, head_stride}};
+    int tokens = n_tokens();
+    int64_t elements = int64_t(tokens) * plane.heads * plane.dim;
+    int n_tasks = elements < PARALLEL_ELEMENTS ? 1 : std::min(tokens, 4 * cache.team.threads);
+    cache.team.run(n_tasks, [&](int task, int) {
+      auto edge = [&](int i) { return int(int64_t(tokens) * i / n_tasks); };
+      cache.isa->write(call, edge(task), edge(task + 1));
+    });
+  }
+
+  void attend(const Plane& keys, const Plane& values, int query_heads, Address query, bool bf16,
+              int64_t token_stride, int64_t head_stride, Address result, float scale, float softcap) {
+    Shape shape = Shape::of(keys.heads, query_heads, keys.dim, values.dim);
+    cut(shape);
+    finished.assign(tasks.joins.size() * keys.heads, 0);
+    Attend call{cache.arena, &keys, &values, &sequences, tasks.entries.data(), tasks.joins.data(),
+                finished.data(), shape,
+                {reinterpret_cast<const void*>(query), bf16, token_stride, head_stride},
+                reinterpret_cast<void*>(result), scale, softcap, cache.parts(shape)};
+    cache.team.run(int(tasks.entries.size()) * keys.heads, [&](int task, int thread) {
+      cache.isa->attend(call, task / keys.heads, task % keys.heads, cache.scratch(shape, thread));
+    });
+  }
+};
+
+}  // namespace holdover

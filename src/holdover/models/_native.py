@@ -1,0 +1,211 @@
+"""A decoder in C++: one call computes a step, from token ids to logits.
+
+Weights lie in one allocation, packed as they are read; so do the buffers of a step. The residual
+stream and all that stands between products is fp32, whatever the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdover.cache.arena import host_bytes
+from holdover.geometry.base import Geometry, expected_tensors
+from holdover.kernels.base import AttentionStep, Watching
+from holdover.kernels.native.backend import Step
+from holdover.models import _rope
+from holdover.models._blueprint import Blueprint, Part, numbers
+from holdover.models._decoder import embedding_scale
+from holdover.spec.dtypes import DType
+from holdover.spec.limits import Limits
+from holdover.weights.base import Checkpoint, require_tensors
+
+_THREADS = 2  # parts in flight: hides the reading of one behind the packing of another
+_PIECE_ELEMENTS = 2**20  # converted at a time on the way to panels
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDecoder:
+    """See `Model`. The tensors are kept since C++ has only their addresses."""
+
+    geometry: Geometry
+    dtype: DType
+    element: str
+    weights: Tensor
+    buffers: Tensor
+    decoder: Any
+    logits: Tensor  # [most rows, vocab], a view of the buffers
+
+    @property
+    def weights_nbytes(self) -> int:
+        return self.weights.nbytes
+
+    @property
+    def buffers_nbytes(self) -> int:
+        return self.buffers.nbytes
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
+    ) -> Tensor:
+        """The logits are of this step until the next."""
+        watching = step if isinstance(step, Watching) else None
+        inner = step if watching is None else watching.step
+        assert isinstance(inner, Step), "a native decoder works on native steps"
+        wrong = torch.zeros(len(token_ids), dtype=torch.uint8)
+        self.decoder.forward(
+            token_ids.data_ptr(),
+            positions.data_ptr(),
+            inner.groups,
+            logit_rows.data_ptr(),
+            len(logit_rows),
+            () if watching is None else watching.layers,
+            torch.inf if watching is None else watching.most,
+            wrong.data_ptr(),
+        )
+        if watching is not None:
+            watching.note(wrong.bool())
+        return self.logits[: len(logit_rows)]
+
+
+def load_native(
+    native: ModuleType,
+    checkpoint: Checkpoint,
+    geometry: Geometry,
+    dtype: DType,
+    element: str,
+    limits: Limits,
+) -> NativeDecoder:
+    """Load weights stored as `element`, and make room for steps within the limits."""
+    blueprint = Blueprint.of(native, geometry, element)
+    require_tensors(checkpoint, expected_tensors(geometry))
+    weights = host_bytes(blueprint.nbytes, "weights")
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(
+            lambda part: _fill(native, checkpoint, blueprint, part, weights),
+            blueprint.parts.values(),
+        ):
+            pass
+    sizes = numbers(native, geometry, element)
+    most_rows = limits.max_sequences
+    buffers = host_bytes(sizes.buffer_bytes(limits.step_tokens, most_rows), "buffers of a step")
+    offset = sizes.logits_offset(limits.step_tokens, most_rows)
+    n_logits = most_rows * geometry.vocab_size
+    logits = buffers[offset : offset + 4 * n_logits].view(torch.float32)
+    return NativeDecoder(
+        geometry=geometry,
+        dtype=dtype,
+        element=element,
+        weights=weights,
+        buffers=buffers,
+        decoder=_decoder(native, blueprint, dtype, weights, sizes, limits, buffers),
+        logits=logits.view(most_rows, geometry.vocab_size),
+    )
+
+
+def _fill(
+    native: ModuleType, checkpoint: Checkpoint, blueprint: Blueprint, part: Part, weights: Tensor
+) -> None:
+    room = weights[part.offset : part.offset + part.nbytes]
+    if part.inputs:
+        _pack(native, checkpoint, blueprint.element, part, room)
+        return
+    if part.rope is not None:
+        values = [_rope.frequencies(blueprint.geometry.ropes[part.rope])]
+    else:
+        values = [checkpoint.load(name, torch.float32) for name in part.sources]
+    stored = torch.cat(values)
+    if part.is_norm and blueprint.family.norms_from_one:
+        stored = stored + 1.0
+    room.view(torch.float32).copy_(stored)
+
+
+def _pack(
+    native: ModuleType, checkpoint: Checkpoint, element: str, part: Part, room: Tensor
+) -> None:
+    """In pieces: of a whole tensor there is only what the file's reader made of it."""
+    first = 0
+    for name in part.sources:
+        rows = checkpoint.load(name, _read_as(checkpoint, name, element))
+        for piece in rows.split(max(1, _PIECE_ELEMENTS // part.inputs)):
+            wide = piece.to(torch.float32).contiguous()
+            native.pack(
+                element, wide.data_ptr(), len(wide), part.outputs, part.inputs, first,
+                room.data_ptr(),
+            )  # fmt: skip
+            first += len(wide)
+        del rows
+
+
+def _read_as(checkpoint: Checkpoint, name: str, element: str) -> torch.dtype:
+    """16 bits where they lose nothing of what will be stored."""
+    if element == "bf16" or checkpoint.tensors[name].dtype_name == "BF16":
+        return torch.bfloat16
+    return torch.float16 if checkpoint.tensors[name].dtype_name == "F16" else torch.float32
+
+
+def _decoder(
+    native: ModuleType,
+    blueprint: Blueprint,
+    dtype: DType,
+    weights: Tensor,
+    sizes: Any,
+    limits: Limits,
+    buffers: Tensor,
+) -> Any:
+    g, parts = blueprint.geometry, blueprint.parts
+
+    def address(name: str) -> int:
+        return weights.data_ptr() + parts[name].offset if name in parts else 0
+
+    def matrix(name: str) -> Any:
+        part = parts[name]
+        return native.Matrix(
+            blueprint.element, part.outputs, part.inputs, address(name), address(f"{name}_bias")
+        )
+
+    matrices = ("qkv", "output", "gate", "up", "down")
+    norms = (
+        "attention_norm", "attention_post_norm", "query_norm", "key_norm", "mlp_norm",
+        "mlp_post_norm",
+    )  # fmt: skip
+    groups = _group_of_layer(g)
+    layers = [
+        native.Layer(
+            **{name: matrix(f"{i}.{name}") for name in matrices},
+            **{name: address(f"{i}.{name}") for name in norms},
+            rope=g.layer_ropes[i],
+            group=groups[i],
+            storage=i,
+        )
+        for i in range(len(g.layers))
+    ]
+    head = matrix("head")
+    return native.Decoder(
+        numbers=sizes,
+        embedding=head if g.tied_embeddings else matrix("embedding"),
+        head=head,
+        norm=address("norm"),
+        norm_eps=g.norm_eps,
+        embedding_scale=embedding_scale(g, blueprint.family, dtype),
+        attention_scale=g.attention_scale,
+        attention_softcap=g.attention_softcap,
+        final_softcap=g.final_softcap,
+        activation=g.activation,
+        max_tokens=limits.step_tokens,
+        max_rows=limits.max_sequences,
+        buffers=buffers.data_ptr(),
+        ropes=[(address(f"rope.{i}"), rope.attention_factor) for i, rope in enumerate(g.ropes)],
+        layers=layers,
+    )
+
+
+def _group_of_layer(geometry: Geometry) -> Sequence[int]:
+    from holdover.spec.groups import CacheSpec
+
+    return CacheSpec.of(geometry.layers, block_tokens=1).group_of_layer
