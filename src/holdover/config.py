@@ -15,6 +15,7 @@ from holdover.errors import ConfigError
 from holdover.units import parse_bytes
 
 DTYPES = ("auto", "fp32", "bf16")
+WEIGHTS = ("auto", "fp32", "bf16", "int8")
 MAX_THREADS = 1024  # torch crashes where the system refuses one
 
 
@@ -31,7 +32,10 @@ class Config:
     kv: str = "bf16"
     """How keys and values are stored; apart as k=int8,v=int4, single layers as int4,0-1=bf16."""
     dtype: str = "auto"
-    """Compute and weight type; auto is what is fastest on this machine."""
+    """Compute and weight type; auto is what is fastest on this machine. The native decoder sums in
+    fp32 and keeps all between its products in fp32, whatever this says."""
+    weights: str = "auto"
+    """How the native decoder stores weights; auto is as --dtype, int8 halves bf16."""
     backend: str = "auto"
     """Kernel backend: native, reference, or auto, which is HOLDOVER_BACKEND or else the fastest."""
     eviction: str = "lru"
@@ -82,6 +86,8 @@ class Config:
             )
         if self.dtype not in DTYPES:
             raise ConfigError("--dtype", f"{self.dtype!r}; use {', '.join(DTYPES)}")
+        if self.weights not in WEIGHTS:
+            raise ConfigError("--weights", f"{self.weights!r}; use {', '.join(WEIGHTS)}")
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", f"{self.port} is not between 0 and 65535")
         if not self.grace_s >= 0:  # NaN neither

@@ -28,7 +28,7 @@ from holdover.cli.flags import (
     flags_of,
 )
 from holdover.codecs.base import codec_names
-from holdover.config import DTYPES, Config, flag, keys_of
+from holdover.config import DTYPES, WEIGHTS, Config, flag, keys_of
 from holdover.errors import HoldoverError
 from holdover.plan.sizing.question import Question
 from holdover.registry import plugin_names
@@ -180,6 +180,8 @@ def _values(name: str) -> tuple[str | None, str]:
         return "<codec>", f" One of {', '.join(codec_names())}."
     if name == "dtype":
         return f"[{'|'.join(DTYPES)}]", ""
+    if name == "weights":
+        return f"[{'|'.join(WEIGHTS)}]", ""
     if name in _PACKAGES:
         return f"[{'|'.join(plugin_names(_PACKAGES[name]))}]", ""
     return _METAVARS.get(name), ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,7 +59,8 @@ def run_plan(
             raise ConfigError("--csv", "give either --csv or --json, not both")
         if not question.asks_for_sizing and _has_weights(config.model):
             try:
-                _serving_plan(config, as_json, with_fields)
+                weights = question.weights or config.weights
+                _serving_plan(replace(config, weights=weights), as_json, with_fields)
                 return
             except UnsupportedModelError:
                 if _serving_flags(config, with_fields):

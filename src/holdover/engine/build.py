@@ -15,7 +15,8 @@ from holdover.cache.arena import HostArena
 from holdover.cache.manager import CacheManager
 from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
-from holdover.models.base import load_model
+from holdover.engine.sampler import sampler_bytes
+from holdover.models.base import Model, load_model
 from holdover.text.tokenizer import load_tokenizer
 
 
@@ -31,11 +32,10 @@ def build_engine(planned: Planned) -> Engine:
         tokenizer.chat_template.check()
     arena = HostArena(plan.arena_bytes)  # first: what cannot be had is better known before the load
     _as_planned("arena", arena.nbytes, plan.arena_bytes)
-    model = load_model(checkpoint, planned.geometry, planned.dtype)
-    _as_planned("weights", model.weights_nbytes, plan.parts.weights_bytes)
+    model = _load(planned)
     workspace = torch.zeros(plan.parts.workspace_bytes, dtype=torch.uint8)
     kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace)
-    seed = checkpoint.digest()
+    seed = _identity(planned)
     _return_freed_memory()
     return Engine(
         model=model,
@@ -50,9 +50,32 @@ def build_engine(planned: Planned) -> Engine:
     )
 
 
-def _fingerprint(planned: Planned, weights_digest: bytes) -> str:
-    names = f"{planned.dtype} {planned.plan.subject.backend} {holdover.__version__}"
-    parts = (weights_digest, planned.layout.fingerprint, names.encode())
+def _load(planned: Planned) -> Model:
+    plan, checkpoint, blueprint = planned.plan, planned.checkpoint, planned.blueprint
+    if blueprint is None:
+        model = load_model(checkpoint, planned.geometry, planned.dtype)
+        _as_planned("weights", model.weights_nbytes, plan.parts.weights_bytes)
+        return model
+    from holdover.models._native import load_native
+
+    decoder = load_native(checkpoint, blueprint, planned.dtype, plan.limits)
+    _as_planned("weights", decoder.weights_nbytes, plan.parts.weights_bytes)
+    rest = blueprint.input_bytes(plan.limits)
+    rest += sampler_bytes(plan.limits, planned.geometry.vocab_size)
+    _as_planned("buffers", decoder.buffers_nbytes + rest, plan.parts.activations_bytes)
+    return decoder
+
+
+def _identity(planned: Planned) -> bytes:
+    """What keys and values follow from: the weights, and how they are stored and multiplied."""
+    subject = planned.plan.subject
+    form = f"{subject.dtype} {subject.weights} {subject.decoder}"
+    return hashlib.blake2b(planned.checkpoint.digest() + form.encode(), digest_size=32).digest()
+
+
+def _fingerprint(planned: Planned, identity: bytes) -> str:
+    names = f"{planned.plan.subject.backend} {holdover.__version__}"
+    parts = (identity, planned.layout.fingerprint, names.encode())
     return "fp_" + hashlib.blake2b(b"".join(parts), digest_size=6).hexdigest()
 
 

@@ -17,6 +17,8 @@ from holdover.errors import ConfigError
 from holdover.geometry.base import Geometry, planned_weights_bytes, read_geometry
 from holdover.kernels._selection import asked_backend, select_backend
 from holdover.kernels.base import KernelModule
+from holdover.kernels.native.availability import extension
+from holdover.models._blueprint import Blueprint, refusal
 from holdover.plan.activations import activation_bytes
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
@@ -46,6 +48,7 @@ class Planned:
     checkpoint: Checkpoint
     geometry: Geometry
     dtype: DType
+    blueprint: Blueprint | None  # of the native decoder; None: torch computes
     threads: int
     kernels: KernelModule
     plan: ServingPlan
@@ -75,14 +78,17 @@ def plan_serving(
     machine = machine or read_machine()
     checkpoint = open_model(config.model)
     geometry = read_geometry(checkpoint.config)
-    dtype = _compute_dtype(config, machine)
     codec_for.demand_layers(len(geometry.layers))
     spec = CacheSpec.of(geometry.layers, config.block_tokens)
     layout = CacheLayout.of(spec, codec_for)
     selected = select_backend(backend, layout)
     kernels = selected.module
+    dtype = _compute_dtype(config, machine, selected.name)
+    blueprint = _blueprint(config, geometry, dtype, selected.name)
+    weights_bytes = (
+        planned_weights_bytes(geometry, dtype) if blueprint is None else blueprint.nbytes
+    )
     threads = config.threads or machine.cores
-    weights_bytes = planned_weights_bytes(geometry, dtype)
 
     def parts_for(limits: Limits) -> Parts:
         return Parts(
@@ -90,8 +96,12 @@ def plan_serving(
             weights_bytes=weights_bytes,
             workspace_bytes=kernels.workspace_bytes(layout, limits, geometry.query_heads),
             tables_bytes=tables_bytes(layout, limits),
-            activations_bytes=activation_bytes(geometry, limits, dtype)
-            + sampler_bytes(limits, geometry.vocab_size),
+            activations_bytes=sampler_bytes(limits, geometry.vocab_size)
+            + (
+                activation_bytes(geometry, limits, dtype)
+                if blueprint is None
+                else blueprint.buffer_bytes(limits) + blueprint.input_bytes(limits)
+            ),
         )
 
     model_name = config.served_name or _model_name(config.model, checkpoint.path)
@@ -103,6 +113,8 @@ def plan_serving(
             kv=codec_for.name,
             backend=selected.name,
             context_tokens=geometry.max_context_tokens,
+            weights=dtype.value if blueprint is None else blueprint.element,
+            decoder="torch" if blueprint is None else "native",
         ),
         layout,
         parts_for,
@@ -117,7 +129,7 @@ def plan_serving(
     if selected.passed_over is not None:
         warnings = (*warnings, f"kernels {selected.name}, which are slow: {selected.passed_over}")
     return Planned(
-        config, model_name, checkpoint, geometry, dtype, threads, kernels, plan, warnings
+        config, model_name, checkpoint, geometry, dtype, blueprint, threads, kernels, plan, warnings
     )
 
 
@@ -126,11 +138,29 @@ def process_bytes(vocab_size: int) -> int:
     return LIBRARIES_BYTES + vocab_size * TOKENIZER_BYTES_PER_TOKEN
 
 
-def _compute_dtype(config: Config, machine: Machine) -> DType:
-    """bf16 only where the CPU multiplies it; emulated it is slower than fp32 and less exact."""
-    if config.dtype == "auto":
-        return DType.BF16 if machine.native_bf16 else DType.FP32
-    return DType(config.dtype)
+def _compute_dtype(config: Config, machine: Machine, backend: str) -> DType:
+    """Natively bf16: half the bytes to read, and sums in fp32. In torch only where the CPU
+    multiplies it; emulated it is slower than fp32 and less exact."""
+    asked = config.weights if config.dtype == "auto" else config.dtype
+    if asked in ("auto", "int8"):
+        fast = backend == "native" or machine.native_bf16
+        return DType.BF16 if fast else DType.FP32
+    return DType(asked)
+
+
+def _blueprint(config: Config, geometry: Geometry, dtype: DType, backend: str) -> Blueprint | None:
+    """The native decoder's, where it computes this model; ConfigError where --weights needs it."""
+    element = dtype.value if config.weights == "auto" else config.weights
+    why = f"--backend {backend} computes in torch" if backend != "native" else refusal(geometry)
+    if why is None:
+        native = extension()
+        assert native is not None
+        return Blueprint.of(native, geometry, element)
+    if element != dtype.value:
+        raise ConfigError(
+            "--weights", f"{element} takes the native decoder: {why}; use --weights auto"
+        )
+    return None
 
 
 def _budget(config: Config, machine: Machine) -> Budget:

@@ -26,7 +26,7 @@ class RowWatch:
         stored = [field for block in layout.blocks for field in block.fields]
         narrow = any(f.field.dtype is DType.FP16 and f.field.name == "data" for f in stored)
         layers = {f.layer for f in stored}
-        self._layers = frozenset(layers if narrow else {max(layers)})
+        self._layers = tuple(sorted(layers)) if narrow else (max(layers),)
         widest = DType.FP16 if narrow else DType.BF16
         self._most = torch.finfo(getattr(torch, widest.torch_name)).max
 
@@ -37,7 +37,7 @@ class RowWatch:
 class WatchedStep:
     """An `AttentionStep` that remembers which tokens' new rows were wrong; see `Watching`."""
 
-    def __init__(self, step: AttentionStep, layers: frozenset[int], most: float) -> None:
+    def __init__(self, step: AttentionStep, layers: tuple[int, ...], most: float) -> None:
         self.step = step
         self.layers = layers
         self.most = most

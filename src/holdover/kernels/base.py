@@ -7,7 +7,7 @@ reads shapes, offsets and element order from the layout and owns none of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -62,7 +62,7 @@ class Watching(Protocol):
     def step(self) -> AttentionStep: ...
 
     @property
-    def layers(self) -> Collection[int]: ...
+    def layers(self) -> Sequence[int]: ...
 
     @property
     def most(self) -> float: ...

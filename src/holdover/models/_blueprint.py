@@ -16,9 +16,9 @@ from holdover.models.base import Family, family_of
 from holdover.spec.limits import Limits
 from holdover.units import round_up
 
-ELEMENTS = ("fp32", "bf16", "int8")
 _LINE_BYTES = 64
 _FP32_BYTES = 4
+_INT64_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,36 @@ class Part:
 class Blueprint:
     """`parts` by name: "embedding", "3.qkv", "3.qkv_bias", "3.attention_norm", "rope.0" ..."""
 
+    native: ModuleType
     geometry: Geometry
     family: Family
     element: str
     parts: Mapping[str, Part]
     nbytes: int
+
+    @property
+    def numbers(self) -> Any:
+        """The sizes that C++ works with."""
+        g = self.geometry
+        return self.native.Numbers(
+            hidden=g.hidden_size,
+            inner=g.intermediate_size,
+            vocab=g.vocab_size,
+            query_heads=g.query_heads,
+            kv_heads=g.kv_heads,
+            head_dim=g.head_dim,
+            ropes=len(g.ropes),
+            element=self.element,
+        )
+
+    def buffer_bytes(self, limits: Limits) -> int:
+        """What a step takes beside weights, cache and the kernels' workspace: one allocation."""
+        n_bytes: int = self.numbers.buffer_bytes(limits.step_tokens, limits.max_sequences)
+        return n_bytes
+
+    def input_bytes(self, limits: Limits) -> int:
+        """Token ids, positions and rows of logits; which tokens are damaged."""
+        return _INT64_BYTES * (2 * limits.step_tokens + limits.max_sequences) + limits.step_tokens
 
     @classmethod
     def of(cls, native: ModuleType, geometry: Geometry, element: str) -> Blueprint:
@@ -57,7 +82,7 @@ class Blueprint:
         drawn.vector("norm", "model.norm.weight", is_norm=True)
         for index, rope in enumerate(geometry.ropes):
             drawn.add(f"rope.{index}", (), rope.dim // 2, 0, rope=index)
-        return cls(geometry, family, element, drawn.parts, drawn.nbytes)
+        return cls(native, geometry, family, element, drawn.parts, drawn.nbytes)
 
 
 @dataclass(slots=True)
@@ -74,7 +99,9 @@ class _Drawing:
     def __post_init__(self) -> None:
         self.shapes = expected_tensors(self.geometry)
 
-    def add(self, name: str, sources: tuple[str, ...], outputs: int, inputs: int, **more: Any) -> None:
+    def add(
+        self, name: str, sources: tuple[str, ...], outputs: int, inputs: int, **more: Any
+    ) -> None:
         nbytes = outputs * _FP32_BYTES
         if inputs:
             nbytes = self.native.matrix_bytes(self.element, outputs, inputs)
@@ -119,28 +146,6 @@ class _Drawing:
         for name, stored in norms.items():
             if stored is not None:
                 self.vector(f"{index}.{name}", f"{prefix}.{stored}.weight", is_norm=True)
-
-
-def numbers(native: ModuleType, geometry: Geometry, element: str) -> Any:
-    """The sizes that C++ works with."""
-    g = geometry
-    return native.Numbers(
-        hidden=g.hidden_size,
-        inner=g.intermediate_size,
-        vocab=g.vocab_size,
-        query_heads=g.query_heads,
-        kv_heads=g.kv_heads,
-        head_dim=g.head_dim,
-        ropes=len(g.ropes),
-        element=element,
-    )
-
-
-def buffer_bytes(native: ModuleType, geometry: Geometry, element: str, limits: Limits) -> int:
-    """What a step takes beside weights, cache and the kernels' workspace: one allocation."""
-    sizes = numbers(native, geometry, element)
-    n_bytes: int = sizes.buffer_bytes(limits.step_tokens, limits.max_sequences)
-    return n_bytes
 
 
 def refusal(geometry: Geometry) -> str | None:

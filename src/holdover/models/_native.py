@@ -6,10 +6,8 @@ stream and all that stands between products is fp32, whatever the weights are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,9 +18,10 @@ from holdover.geometry.base import Geometry, expected_tensors
 from holdover.kernels.base import AttentionStep, Watching
 from holdover.kernels.native.backend import Step
 from holdover.models import _rope
-from holdover.models._blueprint import Blueprint, Part, numbers
+from holdover.models._blueprint import Blueprint, Part
 from holdover.models._decoder import embedding_scale
 from holdover.spec.dtypes import DType
+from holdover.spec.groups import CacheSpec
 from holdover.spec.limits import Limits
 from holdover.weights.base import Checkpoint, require_tensors
 
@@ -74,46 +73,39 @@ class NativeDecoder:
 
 
 def load_native(
-    native: ModuleType,
-    checkpoint: Checkpoint,
-    geometry: Geometry,
-    dtype: DType,
-    element: str,
-    limits: Limits,
+    checkpoint: Checkpoint, blueprint: Blueprint, dtype: DType, limits: Limits
 ) -> NativeDecoder:
-    """Load weights stored as `element`, and make room for steps within the limits."""
-    blueprint = Blueprint.of(native, geometry, element)
+    """Load the weights, and make room for steps within the limits.
+
+    Raises ModelFileError naming a tensor that is missing or of another shape.
+    """
+    geometry = blueprint.geometry
     require_tensors(checkpoint, expected_tensors(geometry))
     weights = host_bytes(blueprint.nbytes, "weights")
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(
-            lambda part: _fill(native, checkpoint, blueprint, part, weights),
-            blueprint.parts.values(),
+            lambda part: _fill(checkpoint, blueprint, part, weights), blueprint.parts.values()
         ):
             pass
-    sizes = numbers(native, geometry, element)
-    most_rows = limits.max_sequences
-    buffers = host_bytes(sizes.buffer_bytes(limits.step_tokens, most_rows), "buffers of a step")
-    offset = sizes.logits_offset(limits.step_tokens, most_rows)
-    n_logits = most_rows * geometry.vocab_size
-    logits = buffers[offset : offset + 4 * n_logits].view(torch.float32)
+    buffers = host_bytes(blueprint.buffer_bytes(limits), "buffers of a step")
+    offset = blueprint.numbers.logits_offset(limits.step_tokens, limits.max_sequences)
+    n_logits = limits.max_sequences * geometry.vocab_size
+    logits = buffers[offset:].view(torch.float32)[:n_logits]
     return NativeDecoder(
         geometry=geometry,
         dtype=dtype,
-        element=element,
+        element=blueprint.element,
         weights=weights,
         buffers=buffers,
-        decoder=_decoder(native, blueprint, dtype, weights, sizes, limits, buffers),
-        logits=logits.view(most_rows, geometry.vocab_size),
+        decoder=_decoder(blueprint, dtype, weights, limits, buffers),
+        logits=logits.view(limits.max_sequences, geometry.vocab_size),
     )
 
 
-def _fill(
-    native: ModuleType, checkpoint: Checkpoint, blueprint: Blueprint, part: Part, weights: Tensor
-) -> None:
+def _fill(checkpoint: Checkpoint, blueprint: Blueprint, part: Part, weights: Tensor) -> None:
     room = weights[part.offset : part.offset + part.nbytes]
     if part.inputs:
-        _pack(native, checkpoint, blueprint.element, part, room)
+        _pack(checkpoint, blueprint, part, room)
         return
     if part.rope is not None:
         values = [_rope.frequencies(blueprint.geometry.ropes[part.rope])]
@@ -125,14 +117,12 @@ def _fill(
     room.view(torch.float32).copy_(stored)
 
 
-def _pack(
-    native: ModuleType, checkpoint: Checkpoint, element: str, part: Part, room: Tensor
-) -> None:
+def _pack(checkpoint: Checkpoint, blueprint: Blueprint, part: Part, room: Tensor) -> None:
     """In pieces: of a whole tensor there is only what the file's reader made of it."""
-    first = 0
+    native, element, first = blueprint.native, blueprint.element, 0
     for name in part.sources:
         rows = checkpoint.load(name, _read_as(checkpoint, name, element))
-        for piece in rows.split(max(1, _PIECE_ELEMENTS // part.inputs)):
+        for piece in torch.split(rows, max(1, _PIECE_ELEMENTS // part.inputs)):
             wide = piece.to(torch.float32).contiguous()
             native.pack(
                 element, wide.data_ptr(), len(wide), part.outputs, part.inputs, first,
@@ -150,15 +140,9 @@ def _read_as(checkpoint: Checkpoint, name: str, element: str) -> torch.dtype:
 
 
 def _decoder(
-    native: ModuleType,
-    blueprint: Blueprint,
-    dtype: DType,
-    weights: Tensor,
-    sizes: Any,
-    limits: Limits,
-    buffers: Tensor,
+    blueprint: Blueprint, dtype: DType, weights: Tensor, limits: Limits, buffers: Tensor
 ) -> Any:
-    g, parts = blueprint.geometry, blueprint.parts
+    native, g, parts = blueprint.native, blueprint.geometry, blueprint.parts
 
     def address(name: str) -> int:
         return weights.data_ptr() + parts[name].offset if name in parts else 0
@@ -174,7 +158,7 @@ def _decoder(
         "attention_norm", "attention_post_norm", "query_norm", "key_norm", "mlp_norm",
         "mlp_post_norm",
     )  # fmt: skip
-    groups = _group_of_layer(g)
+    groups = CacheSpec.of(g.layers, block_tokens=1).group_of_layer
     layers = [
         native.Layer(
             **{name: matrix(f"{i}.{name}") for name in matrices},
@@ -187,7 +171,7 @@ def _decoder(
     ]
     head = matrix("head")
     return native.Decoder(
-        numbers=sizes,
+        numbers=blueprint.numbers,
         embedding=head if g.tied_embeddings else matrix("embedding"),
         head=head,
         norm=address("norm"),
@@ -203,9 +187,3 @@ def _decoder(
         ropes=[(address(f"rope.{i}"), rope.attention_factor) for i, rope in enumerate(g.ropes)],
         layers=layers,
     )
-
-
-def _group_of_layer(geometry: Geometry) -> Sequence[int]:
-    from holdover.spec.groups import CacheSpec
-
-    return CacheSpec.of(geometry.layers, block_tokens=1).group_of_layer

@@ -53,6 +53,8 @@ class Subject:
     kv: str
     backend: str
     context_tokens: int  # the model's own limit
+    weights: str = "fp32"  # how they are stored
+    decoder: str = "torch"  # what computes all but attention: native or torch
 
 
 @dataclass(frozen=True, slots=True)

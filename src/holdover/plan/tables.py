@@ -54,8 +54,8 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
         if row["fit"] is not None
     )
     return (
-        f"{report['model']} ({report['architecture']}, {report['dtype']}, KV {report['kv']}, "
-        f"kernels {report['backend']}): "
+        f"{report['model']} ({report['architecture']}, {report['weights']}, KV {report['kv']}, "
+        f"{_kernels(report)}): "
         f"{format_bytes(report['memory_bytes'])} in all",
         *report["derivation"],
         f"arena {format_bytes(memory['arena_bytes'])} at {report['bytes_per_token']:,} bytes a "
@@ -68,8 +68,8 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
 def _print_heading(console: Console, report: dict[str, Any]) -> None:
     limits = report["limits"]
     console.print(
-        f"[bold]{report['model']}[/]  {report['architecture']}, weights {report['dtype']}, "
-        f"KV {report['kv']}, kernels {report['backend']}"
+        f"[bold]{report['model']}[/]  {report['architecture']}, weights {report['weights']}, "
+        f"KV {report['kv']}, {_kernels(report)}"
     )
     for line in report["derivation"]:
         console.print(f"  {line}")
@@ -77,6 +77,12 @@ def _print_heading(console: Console, report: dict[str, Any]) -> None:
         f"  up to {limits['max_sequences']} sequences, {limits['step_tokens']} tokens a step"
     )
     console.print(f"  context {_context(limits)}")
+
+
+def _kernels(report: dict[str, Any]) -> str:
+    """What computes attention, and what the rest where that is another."""
+    backend, decoder = report["backend"], report["decoder"]
+    return f"kernels {backend}" + (", layers torch" if backend != decoder == "torch" else "")
 
 
 def _context(limits: dict[str, Any]) -> str:

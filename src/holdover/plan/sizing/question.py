@@ -5,9 +5,9 @@ Every flag's default and help text stand here, as those of a server stand in `Co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from holdover.config import flag
+from holdover.config import WEIGHTS, flag
 from holdover.errors import ConfigError
 
 BUILT_IN = ("smollm2", "gemma3-270m")  # models that packages carry
@@ -68,8 +68,12 @@ class Question:
 
     @property
     def asks_for_sizing(self) -> bool:
-        """Whether any flag was given that only the sizing plan answers."""
-        return any(getattr(self, field.name) != field.default for field in fields(self))
+        """Whether any flag was given that only the sizing plan answers.
+
+        A type of weights that is served is answered by both.
+        """
+        rest = self if self.weights not in WEIGHTS else replace(self, weights=None)
+        return any(getattr(rest, field.name) != field.default for field in fields(self))
 
     def assumed(self) -> dict[str, str]:
         """`--assume` as field to value."""
