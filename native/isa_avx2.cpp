@@ -4,15 +4,15 @@
 #include "types.hpp"
 
 #define LANES 8
+#define BF16_PAIRS 0  // products take pairs of bf16 inputs
 
 namespace holdover::on_avx2 {
 constexpr int MOST_ROWS = 3;  // query rows that share a key in registers
-#include "kernels.hpp"
-#include "linear.hpp"
-#include "rows.hpp"
-bool runs() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+constexpr int TILE_ROWS = 6, MOST_SUMS = 12;  // rows of a product at once, and vectors of sums
+#include "isa.hpp"
+bool runs() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
 }  // namespace holdover::on_avx2
 
-namespace holdover {
-const Isa avx2{"avx2", on_avx2::runs, on_avx2::attend_task, on_avx2::write, on_avx2::prepare, on_avx2::multiply, on_avx2::unpack_row, on_avx2::norm, on_avx2::rotate, on_avx2::within, on_avx2::cap_row};
-}
+HOLDOVER_ISA(avx2)

@@ -4,15 +4,16 @@
 #include "types.hpp"
 
 #define LANES 16
+#define BF16_PAIRS 0  // products take pairs of bf16 inputs
 
 namespace holdover::on_avx512 {
 constexpr int MOST_ROWS = 6;  // query rows that share a key in registers
-#include "kernels.hpp"
-#include "linear.hpp"
-#include "rows.hpp"
-bool runs() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"); }
+constexpr int TILE_ROWS = 8, MOST_SUMS = 24;  // rows of a product at once, and vectors of sums
+#include "isa.hpp"
+bool runs() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
 }  // namespace holdover::on_avx512
 
-namespace holdover {
-const Isa avx512{"avx512", on_avx512::runs, on_avx512::attend_task, on_avx512::write, on_avx512::prepare, on_avx512::multiply, on_avx512::unpack_row, on_avx512::norm, on_avx512::rotate, on_avx512::within, on_avx512::cap_row};
-}
+HOLDOVER_ISA(avx512)

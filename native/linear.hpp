@@ -15,50 +15,104 @@ typedef int32_t P __attribute__((vector_size(LANES * 4)));  // LANES pairs
 
 constexpr int VECTORS = PANEL / LANES;  // of a panel
 
-// ---- one step: a vector of weights of two inputs, against those of a row -------------------------
+// ---- one step: a vector of weights, against the same inputs of a row -----------------------------
 
-INLINE int32_t pair_at(const uint8_t* row, int pair) { return load<int32_t>(row + 4 * pair); }
+// One kind of step: `W weight(from, v)` is vector v of a panel's weights, `input(from)` what a row has
+// for it, and `add` sums their products. Where sums are asked to stay in place the compiler would else
+// move them about and run out of registers.
 
-// a + even products + odd products, of bf16 pairs.
-INLINE F dot_bf16(F a, P weights, int32_t pair) {
+// The even or odd input of a pair, in fp32; weights of fp32 or bf16.
+template <Element E, int HALF>
+struct OneInput {
+  typedef F Sum;
+  typedef F W;
+  INLINE W weight(const uint8_t* from, int v) {
+    if constexpr (E == Element::fp32) return load<F>(from + HALF * 4 * PANEL + v * LANES * 4);
+    I both = load<I>(from + v * LANES * 4);
+    return (F)(HALF ? both & int32_t(0xffff0000) : both << 16);
+  }
+  INLINE F input(const uint8_t* from) { return set1(load<float>(from + 4 * HALF)); }
+  INLINE void add(F& sum, W w, F x) {
+#if defined(__FMA__) && LANES == 8
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+#else
+    sum = fma(w, x, sum);
+#endif
+  }
+};
+
+// A pair of bf16 inputs at once.
+struct PairOfBf16 {
+  typedef F Sum;
+  typedef P W;
+  INLINE W weight(const uint8_t* from, int v) { return load<P>(from + v * LANES * 4); }
+  INLINE int32_t input(const uint8_t* from) { return load<int32_t>(from); }
+  INLINE void add(F& sum, W w, int32_t pair) {
 #if defined(__AVX512BF16__) && LANES == 16
-  return (F)_mm512_dpbf16_ps((__m512)a, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(pair));
+    sum = (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
 #else
-  a = fma((F)(weights & int32_t(0xffff0000)), set1(float_of(uint32_t(pair) & 0xffff0000u)), a);
-  return fma((F)(weights << 16), set1(float_of(uint32_t(pair) << 16)), a);
+    sum = fma((F)(w & int32_t(0xffff0000)), set1(float_of(uint32_t(pair) & 0xffff0000u)), sum);
+    sum = fma((F)(w << 16), set1(float_of(uint32_t(pair) << 16)), sum);
 #endif
-}
+  }
+};
 
-INLINE P widen_pairs(const uint8_t* from) {
+// A pair of int16 inputs at once, weights of int8.
+struct PairOfInt16 {
+  typedef I Sum;
+  typedef P W;
+  INLINE W weight(const uint8_t* from, int v) {
+    from += v * LANES * 2;
 #if defined(__AVX512BW__) && LANES == 16
-  return (P)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+    return (P)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__AVX2__) && LANES == 8
-  return (P)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+    return (P)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
 #else
-  return (P)__builtin_convertvector(load<I8x2>(from), I16x2);
+    return (P)__builtin_convertvector(load<I8x2>(from), I16x2);
 #endif
-}
-
-INLINE I dot_int16(I a, P weights, int32_t pair) {
+  }
+  INLINE int32_t input(const uint8_t* from) { return load<int32_t>(from); }
+  INLINE void add(I& sum, W w, int32_t pair) {
 #if defined(__AVX512VNNI__) && LANES == 16
-  return (I)_mm512_dpwssd_epi32((__m512i)a, (__m512i)weights, _mm512_set1_epi32(pair));
+    sum = (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(pair));
 #elif defined(__AVX512BW__) && LANES == 16
-  return a + (I)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
+    sum += (I)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(pair));
 #elif defined(__AVX2__) && LANES == 8
-  return a + (I)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
+    I products = (I)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(pair));
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
 #else
-  return a + ((weights << 16) >> 16) * int32_t(int16_t(pair)) + (weights >> 16) * (pair >> 16);
+    sum += ((w << 16) >> 16) * int32_t(int16_t(pair)) + (w >> 16) * (pair >> 16);
 #endif
-}
+  }
+};
 
 // ---- tiles: R rows by N panels -------------------------------------------------------------------
 
-// What a tile reads: the weights of its panels from `weights` on, `panel` bytes apart.
-struct TileOf {
+// What a tile reads: weights of N panels, `panel` bytes apart, and rows `row` bytes apart. Meanwhile it
+// fetches `ahead_lines` lines from `ahead` on, weights that are wanted next.
+struct Operands {
   const uint8_t *weights, *rows;
   int64_t panel, row;
-  int inputs;
+  int n_pairs;
+  const uint8_t* ahead;
+  int64_t ahead_lines;
 };
+
+// Fetches evenly over a tile's steps: to the second cache, as the first is too small for a panel.
+struct Fetch {
+  const uint8_t *at, *stop;
+  int64_t lines;  // per call
+
+  INLINE Fetch of(const Operands& o, int n_calls) {
+    return {o.ahead, o.ahead + o.ahead_lines * 64, (o.ahead_lines + n_calls - 1) / n_calls};
+  }
+  inline __attribute__((always_inline)) void some() {
+    const uint8_t* end = at + lines * 64 < stop ? at + lines * 64 : stop;
+    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+constexpr int STEP_PAIRS = 64;  // between two fetches, each of which costs some moves between registers  // between two fetches
 
 #define EACH_SUM                                             \
   _Pragma("GCC unroll 8") for (int r = 0; r < R; ++r)        \
@@ -68,56 +122,74 @@ struct TileOf {
   _Pragma("GCC unroll 4") for (int n = 0; n < N; ++n)        \
   _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; ++v)
 
+// Each weight with each row's input: one of the two is held, whichever takes fewer registers.
+template <class S, int R, int N>
+INLINE void add_products(typename S::Sum (&acc)[R][N][VECTORS], const Operands& o, const uint8_t* weights,
+                         const uint8_t* rows) {
+  if constexpr (R < N) {
+    EACH_WEIGHT {
+      typename S::W w = S::weight(weights + n * o.panel, v);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) S::add(acc[r][n][v], w, S::input(rows + r * o.row));
+    }
+  } else {
+    typename S::W w[N][VECTORS];
+    EACH_WEIGHT w[n][v] = S::weight(weights + n * o.panel, v);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      auto x = S::input(rows + r * o.row);
+      EACH_WEIGHT S::add(acc[r][n][v], w[n][v], x);
+    }
+  }
+}
+
 template <Element E, int R, int N>
-void sum_floats(const TileOf& t, float* sums) {
+void sum_floats(const Operands& o, float* sums) {
+  constexpr bool pairs = E == Element::bf16 && BF16_PAIRS;
+  constexpr int weight_bytes = E == Element::fp32 ? 8 * PANEL : 4 * PANEL, row_bytes = pairs ? 4 : 8;
   F acc[R][N][VECTORS];
   EACH_SUM acc[r][n][v] = F{};
-  const uint8_t* weights = t.weights;
-  for (int pair = 0; pair < (t.inputs + 1) / 2; ++pair) {
-    if constexpr (E == Element::fp32) {
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        EACH_SUM {
-          float x = load<float>(t.rows + r * t.row + (2 * pair + half) * 4);
-          acc[r][n][v] = fma(load<F>(weights + n * t.panel + half * 64 + v * LANES * 4), set1(x), acc[r][n][v]);
-        }
+  Fetch fetch = Fetch::of(o, (o.n_pairs + STEP_PAIRS - 1) / STEP_PAIRS);
+  const uint8_t *weights = o.weights, *rows = o.rows;
+  for (int pair = 0; pair < o.n_pairs;) {
+    fetch.some();
+    int stop = pair + STEP_PAIRS < o.n_pairs ? pair + STEP_PAIRS : o.n_pairs;
+    for (; pair < stop; ++pair, weights += weight_bytes, rows += row_bytes) {
+      if constexpr (pairs) {
+        add_products<PairOfBf16, R, N>(acc, o, weights, rows);
+      } else {
+        add_products<OneInput<E, 0>, R, N>(acc, o, weights, rows);
+        // The other half is loaded again: beside many sums there are no registers to hold it.
+        const uint8_t* again = weights;
+        if constexpr (E == Element::bf16 && R * N * VECTORS > 8) asm("" : "+r"(again));
+        add_products<OneInput<E, 1>, R, N>(acc, o, again, rows);
       }
-      weights += 128;
-    } else {
-      P w[N][VECTORS];
-      EACH_WEIGHT w[n][v] = load<P>(weights + n * t.panel + v * LANES * 4);
-#if BF16_PAIRS
-      EACH_SUM acc[r][n][v] = dot_bf16(acc[r][n][v], w[n][v], pair_at(t.rows + r * t.row, pair));
-#else
-      EACH_SUM acc[r][n][v] =
-          fma((F)(w[n][v] << 16), set1(load<float>(t.rows + r * t.row + 8 * pair)), acc[r][n][v]);
-      EACH_SUM acc[r][n][v] = fma((F)(w[n][v] & int32_t(0xffff0000)),
-                                  set1(load<float>(t.rows + r * t.row + 8 * pair + 4)), acc[r][n][v]);
-#endif
-      weights += 64;
     }
   }
   EACH_SUM store(sums + (r * N + n) * PANEL + v * LANES, acc[r][n][v]);
 }
 
 template <int R, int N>
-void sum_levels(const TileOf& t, float* sums) {
+void sum_levels(const Operands& o, float* sums) {
   EACH_SUM store(sums + (r * N + n) * PANEL + v * LANES, F{});
-  int n_pairs = (t.inputs + 1) / 2;
-  const uint8_t* scales = t.rows + (4 * n_pairs + 63) / 64 * 64;
-  for (int pair = 0; pair < n_pairs; scales += 4) {
+  Fetch fetch = Fetch::of(o, (o.n_pairs + STEP_PAIRS - 1) / STEP_PAIRS);
+  const uint8_t* weights = o.weights;
+  const uint8_t* rows = o.rows;
+  const uint8_t* scales = o.rows + (4 * o.n_pairs + 63) / 64 * 64;
+  for (int pair = 0; pair < o.n_pairs; scales += 4) {
     I acc[R][N][VECTORS];
     EACH_SUM acc[r][n][v] = I{};
-    int stop = pair + SEGMENT / 2 < n_pairs ? pair + SEGMENT / 2 : n_pairs;
-    const uint8_t* weights = t.weights + pair * 32;
-    for (; pair < stop; ++pair, weights += 32) {
-      P w[N][VECTORS];
-      EACH_WEIGHT w[n][v] = widen_pairs(weights + n * t.panel + v * LANES * 2);
-      EACH_SUM acc[r][n][v] = dot_int16(acc[r][n][v], w[n][v], pair_at(t.rows + r * t.row, pair));
+    int segment_stop = pair + SEGMENT / 2 < o.n_pairs ? pair + SEGMENT / 2 : o.n_pairs;
+    while (pair < segment_stop) {
+      fetch.some();
+      int stop = pair + STEP_PAIRS < segment_stop ? pair + STEP_PAIRS : segment_stop;
+      for (; pair < stop; ++pair, weights += 2 * PANEL, rows += 4) {
+        add_products<PairOfInt16, R, N>(acc, o, weights, rows);
+      }
     }
     EACH_SUM {
       float* to = sums + (r * N + n) * PANEL + v * LANES;
-      store(to, fma(to_float(acc[r][n][v]), set1(load<float>(scales + r * t.row)), load<F>(to)));
+      store(to, fma(to_float(acc[r][n][v]), set1(load<float>(scales + r * o.row)), load<F>(to)));
     }
   }
 }
@@ -192,29 +264,83 @@ void finish_tile(const Product& p, const float* sums, const float* gates, int ro
 
 // ---- products ------------------------------------------------------------------------------------
 
-template <Element E, int R, int N>
-void multiply_tile(const Product& p, int row, int panel) {
-  alignas(64) float sums[R * N * PANEL], gates[R * N * PANEL];
-  const Matrix& m = *p.matrix;
-  int64_t bytes = panel_bytes(E, m.inputs), row_bytes = operand_bytes(E, m.inputs);
-  auto sum = [&](const Matrix& of, float* to) {
-    TileOf t{of.panels + panel * bytes, p.operand + row * row_bytes, bytes, row_bytes, m.inputs};
-    if constexpr (E == Element::int8) sum_levels<R, N>(t, to);
-    else sum_floats<E, R, N>(t, to);
-  };
-  sum(m, sums);
-  if (p.gate) sum(*p.gate, gates);
-  finish_tile(p, sums, p.gate ? gates : nullptr, row, R, panel, N);
+// As many panels as leave their sums in registers beside the weights.
+constexpr int most_panels(int rows) {
+  int n = MOST_SUMS / (rows * VECTORS);
+  return n < 1 ? 1 : n > 4 ? 4 : n;
 }
 
+constexpr int64_t BLOCK_BYTES = 192 << 10;  // of rows that stay in the second cache
+
+// A product in tiles. Rows [row_start, row_stop) are cut into `n_tiles` that differ by a row at most.
+struct Tiles {
+  const Product& product;
+  int row_start, row_stop, n_tiles, panel_stop;
+  int64_t panel, row;  // bytes
+
+  int first_row(int tile) const { return row_start + int(int64_t(row_stop - row_start) * tile / n_tiles); }
+};
+
+template <Element E, int R, int N>
+void multiply_tile(const Tiles& t, int tile, int panel) {
+  alignas(64) float sums[R * N * PANEL], gates[R * N * PANEL];
+  int row = t.first_row(tile), inputs = t.product.matrix->inputs;
+  // The weights of the next panels are fetched meanwhile, by each tile a part.
+  int64_t lines = (t.panel_stop - panel - N < N ? t.panel_stop - panel - N : N) * t.panel / 64;
+#ifdef NOAHEAD
+  lines = 0;
+#endif
+  int64_t from = lines * tile / t.n_tiles, to = lines * (tile + 1) / t.n_tiles;
+  auto sum = [&](const Matrix& of, float* sums) {
+    const uint8_t* weights = of.panels + panel * t.panel;
+    Operands o{weights, t.product.operand + row * t.row, t.panel, t.row, (inputs + 1) / 2,
+               weights + N * t.panel + from * 64, to - from};
+    if constexpr (E == Element::int8) sum_levels<R, N>(o, sums);
+    else sum_floats<E, R, N>(o, sums);
+  };
+  sum(*t.product.matrix, sums);
+  if (t.product.gate) sum(*t.product.gate, gates);
+  finish_tile(t.product, sums, t.product.gate ? gates : nullptr, row, R, panel, N);
+}
+
+template <Element E, int R, int N>
+void multiply_rows(const Tiles& t, int tile, int panel) {
+  if constexpr (R > 1) {
+    if (t.first_row(tile + 1) - t.first_row(tile) < R) return multiply_rows<E, R - 1, N>(t, tile, panel);
+  }
+  multiply_tile<E, R, N>(t, tile, panel);
+}
+
+// All rows by panels of which as many as fit beside R rows go at once.
+template <Element E, int R>
+void multiply_panels(const Tiles& t, int panel) {
+  constexpr int N = most_panels(R);
+  for (; panel + N <= t.panel_stop; panel += N)
+    for (int tile = 0; tile < t.n_tiles; ++tile) multiply_rows<E, R, N>(t, tile, panel);
+  for (; panel < t.panel_stop; ++panel)
+    for (int tile = 0; tile < t.n_tiles; ++tile) multiply_rows<E, R, 1>(t, tile, panel);
+}
+
+template <Element E, int R>
+void multiply_few(const Tiles& t, int panel, int n_rows) {
+  if constexpr (R > 1) {
+    if (n_rows < R) return multiply_few<E, R - 1>(t, panel, n_rows);
+  }
+  multiply_panels<E, R>(t, panel);
+}
+
+// Rows in blocks that stay in the second cache while panel after panel passes.
 template <Element E>
 void multiply_element(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
-  for (int panel = panel_start; panel < panel_stop; ++panel) {
-    for (int row = row_start; row < row_stop;) {
-      int left = row_stop - row;
-      if (left >= 6) multiply_tile<E, 6, 1>(p, row, panel), row += 6;
-      else multiply_tile<E, 1, 1>(p, row, panel), row += 1;
-    }
+  const Matrix& m = *p.matrix;
+  int64_t panel = panel_bytes(E, m.inputs), row = operand_bytes(E, m.inputs);
+  int n_rows = row_stop - row_start, n_blocks = int((n_rows * row + BLOCK_BYTES - 1) / BLOCK_BYTES);
+  int block = (n_rows + n_blocks - 1) / n_blocks;
+  block = (block + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+  for (int start = row_start; start < row_stop; start += block) {
+    int stop = start + block < row_stop ? start + block : row_stop;
+    Tiles t{p, start, stop, (stop - start + TILE_ROWS - 1) / TILE_ROWS, panel_stop, panel, row};
+    multiply_few<E, TILE_ROWS>(t, panel_start, stop - start);
   }
 }
 

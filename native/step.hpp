@@ -27,9 +27,11 @@ inline std::vector<const Isa*> isas() {
 #if defined(__x86_64__)
 #if defined(HOLDOVER_WIDE)
   all.push_back(&wide);
+  all.push_back(&wide_bf16);
 #endif
   all.push_back(&avx2);
   all.push_back(&avx512);
+  all.push_back(&avx512_bf16);
 #endif
   std::erase_if(all, [](const Isa* isa) { return !isa->runs(); });
   return all;

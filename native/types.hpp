@@ -165,6 +165,6 @@ struct Isa {
   void (*cap)(float* x, int n, float most);           // most * tanh(x / most)
 };
 
-extern const Isa portable, avx2, avx512, wide;
+extern const Isa portable, avx2, avx512, avx512_bf16, wide, wide_bf16;
 
 }  // namespace holdover
