@@ -267,7 +267,7 @@ void finish_tile(const Product& p, const float* sums, const float* gates, int ro
 // As many panels as leave their sums in registers beside the weights.
 constexpr int most_panels(int rows) {
   int n = MOST_SUMS / (rows * VECTORS);
-  return n < 1 ? 1 : n > 4 ? 4 : n;
+  return n < 1 ? 1 : n > STREAMS ? STREAMS : n;
 }
 
 constexpr int64_t BLOCK_BYTES = 192 << 10;  // of rows that stay in the second cache
@@ -285,11 +285,10 @@ template <Element E, int R, int N>
 void multiply_tile(const Tiles& t, int tile, int panel) {
   alignas(64) float sums[R * N * PANEL], gates[R * N * PANEL];
   int row = t.first_row(tile), inputs = t.product.matrix->inputs;
-  // The weights of the next panels are fetched meanwhile, by each tile a part.
+  // The weights of the next panels are fetched meanwhile, by each tile a part. A single tile streams
+  // as fast as its panels arrive: what the processor itself fetches is faster then, on several streams.
   int64_t lines = (t.panel_stop - panel - N < N ? t.panel_stop - panel - N : N) * t.panel / 64;
-#ifdef NOAHEAD
-  lines = 0;
-#endif
+  if (!(t.n_tiles > 1 || (E == Element::int8 && N == 1))) lines = 0;
   int64_t from = lines * tile / t.n_tiles, to = lines * (tile + 1) / t.n_tiles;
   auto sum = [&](const Matrix& of, float* sums) {
     const uint8_t* weights = of.panels + panel * t.panel;
@@ -311,14 +310,12 @@ void multiply_rows(const Tiles& t, int tile, int panel) {
   multiply_tile<E, R, N>(t, tile, panel);
 }
 
-// All rows by panels of which as many as fit beside R rows go at once.
-template <Element E, int R>
+// All rows, in tiles of R at most, by panels: N of them at once, and fewer at the end.
+template <Element E, int R, int N>
 void multiply_panels(const Tiles& t, int panel) {
-  constexpr int N = most_panels(R);
   for (; panel + N <= t.panel_stop; panel += N)
     for (int tile = 0; tile < t.n_tiles; ++tile) multiply_rows<E, R, N>(t, tile, panel);
-  for (; panel < t.panel_stop; ++panel)
-    for (int tile = 0; tile < t.n_tiles; ++tile) multiply_rows<E, R, 1>(t, tile, panel);
+  if constexpr (N > 1) multiply_panels<E, R, N / 2>(t, panel);
 }
 
 template <Element E, int R>
@@ -326,7 +323,7 @@ void multiply_few(const Tiles& t, int panel, int n_rows) {
   if constexpr (R > 1) {
     if (n_rows < R) return multiply_few<E, R - 1>(t, panel, n_rows);
   }
-  multiply_panels<E, R>(t, panel);
+  multiply_panels<E, R, most_panels(R)>(t, panel);
 }
 
 // Rows in blocks that stay in the second cache while panel after panel passes.

@@ -57,6 +57,60 @@ Numbers numbers_of(int hidden, int inner, int vocab, int query_heads, int kv_hea
   return {hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, named<Element>(ELEMENTS, element)};
 }
 
+const Isa& isa_named(const std::string& name) {
+  for (const Isa* isa : isas())
+    if (isa->name == name) return *isa;
+  throw std::invalid_argument("no instruction set " + name);
+}
+
+// Products of the same rows with several matrices, in tasks of STREAMS panels: for tests and measurements.
+struct Products {
+  const Isa* isa;
+  std::vector<Matrix*> matrices, gates;
+  Team team;
+  using Range = std::pair<int, int>;
+
+  void prepare(Address rows, int n_rows, Address operand) const {
+    const Matrix& m = *matrices[0];
+    for (int r = 0; r < n_rows; ++r)
+      isa->prepare(at<float>(rows) + int64_t(r) * m.inputs, m.inputs, m.element,
+                   at<uint8_t>(operand) + r * operand_bytes(m.element, m.inputs));
+  }
+
+  void multiply(Address operand, Range rows, Range panels, Address result, int64_t stride, bool add,
+                const std::string& activation) const {
+    std::vector<std::array<int, 2>> tasks;
+    for (int m = 0; m < int(matrices.size()); ++m)
+      for (int panel = panels.first; panel < std::min(panels.second, matrices[m]->n_panels()); panel += STREAMS)
+        tasks.push_back({m, panel});
+    team.run(int(tasks.size()), [&](int task, int) {
+      auto [m, panel] = tasks[task];
+      Product p{matrices[m], gates.empty() ? nullptr : gates[m], at<uint8_t>(operand), at<float>(result), stride,
+                add, named<Activation>(ACTIVATIONS, activation)};
+      isa->multiply(p, rows.first, rows.second, panel,
+                    std::min({panel + STREAMS, panels.second, matrices[m]->n_panels()}));
+    });
+  }
+};
+
+void bind_products(nb::module_& m) {
+  auto release = nb::call_guard<nb::gil_scoped_release>();
+  m.def("operand_bytes", [](const std::string& element, int inputs) {
+    return operand_bytes(named<Element>(ELEMENTS, element), inputs);
+  });
+  m.def("unpack_row", [](const std::string& isa, const Matrix& matrix, int output, Address to) {
+    isa_named(isa).unpack_row(matrix, output, at<float>(to));
+  });
+  nb::class_<Products>(m, "Products")
+      .def("__init__", [](Products* self, const std::string& isa, const std::vector<Matrix*>& matrices,
+                          const std::vector<Matrix*>& gates, Address parallel, int threads) {
+        new (self) Products{&isa_named(isa), matrices, gates, {reinterpret_cast<Team::Parallel>(parallel), threads}};
+      }, "isa"_a, "matrices"_a, "gates"_a, "parallel"_a, "threads"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("prepare", &Products::prepare, "rows"_a, "n_rows"_a, "operand"_a, release)
+      .def("multiply", &Products::multiply, "operand"_a, "rows"_a, "panels"_a, "result"_a, "result_stride"_a,
+           "add"_a, "activation"_a, release);
+}
+
 void bind_decoder(nb::module_& m) {
   auto release = nb::call_guard<nb::gil_scoped_release>();
   m.def("matrix_bytes", [](const std::string& element, int outputs, int inputs) {
@@ -149,6 +203,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<const Cache&, Ints, Ints, Offsets, Ints, int>(), nb::keep_alive<1, 2>())
       .def("write", &GroupStep::write, nb::call_guard<nb::gil_scoped_release>())
       .def("attend", &GroupStep::attend, nb::call_guard<nb::gil_scoped_release>());
+  bind_products(m);
   bind_decoder(m);
 }
 

@@ -108,6 +108,7 @@ struct Write {
 
 enum class Element : int { fp32, bf16, int8 };  // how a matrix's weights are stored
 constexpr int PANEL = 16;                       // outputs of a panel
+constexpr int STREAMS = 4;                      // panels that a row meets at once: no task should have fewer
 constexpr int SEGMENT = 256;                    // inputs that share a scale where weights are int8
 
 // [outputs, inputs] in panels of 16 outputs: fp32 [panel][input][16], bf16 and int8
