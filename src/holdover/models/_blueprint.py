@@ -74,6 +74,7 @@ class Blueprint:
 
     @classmethod
     def of(cls, native: ModuleType, geometry: Geometry, element: str) -> Blueprint:
+        """`element` is how matrices are stored: fp32, bf16 or int8."""
         family = family_of(geometry)
         drawn = _Drawing(native, geometry, element, {})
         drawn.embeddings()

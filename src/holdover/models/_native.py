@@ -79,26 +79,36 @@ def load_native(
 
     Raises ModelFileError naming a tensor that is missing or of another shape.
     """
-    geometry = blueprint.geometry
-    require_tensors(checkpoint, expected_tensors(geometry))
+    return with_weights(load_weights(checkpoint, blueprint), blueprint, dtype, limits)
+
+
+def load_weights(checkpoint: Checkpoint, blueprint: Blueprint) -> Tensor:
+    """All parts where the blueprint has them, as bytes."""
+    require_tensors(checkpoint, expected_tensors(blueprint.geometry))
     weights = host_bytes(blueprint.nbytes, "weights")
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(
             lambda part: _fill(checkpoint, blueprint, part, weights), blueprint.parts.values()
         ):
             pass
+    return weights
+
+
+def with_weights(
+    weights: Tensor, blueprint: Blueprint, dtype: DType, limits: Limits
+) -> NativeDecoder:
+    vocab_size, most_rows = blueprint.geometry.vocab_size, limits.max_sequences
     buffers = host_bytes(blueprint.buffer_bytes(limits), "buffers of a step")
-    offset = blueprint.numbers.logits_offset(limits.step_tokens, limits.max_sequences)
-    n_logits = limits.max_sequences * geometry.vocab_size
-    logits = buffers[offset:].view(torch.float32)[:n_logits]
+    offset = blueprint.numbers.logits_offset(limits.step_tokens, most_rows)
+    logits = buffers[offset:].view(torch.float32)[: most_rows * vocab_size]
     return NativeDecoder(
-        geometry=geometry,
+        geometry=blueprint.geometry,
         dtype=dtype,
         element=blueprint.element,
         weights=weights,
         buffers=buffers,
         decoder=_decoder(blueprint, dtype, weights, limits, buffers),
-        logits=logits.view(limits.max_sequences, geometry.vocab_size),
+        logits=logits.view(most_rows, vocab_size),
     )
 
 
