@@ -15,7 +15,7 @@ from holdover.errors import ConfigError
 from holdover.units import parse_bytes
 
 DTYPES = ("auto", "fp32", "bf16")
-WEIGHTS = ("auto", "fp32", "bf16", "int8")
+WEIGHTS = ("fp32", "bf16", "int8")
 MAX_THREADS = 1024  # torch crashes where the system refuses one
 
 
@@ -34,8 +34,9 @@ class Config:
     dtype: str = "auto"
     """Compute and weight type; auto is what is fastest on this machine. The native decoder sums in
     fp32 and keeps all between its products in fp32, whatever this says."""
-    weights: str = "auto"
-    """How the native decoder stores weights; auto is as --dtype, int8 halves bf16."""
+    weights: str | None = None
+    """How the native decoder stores weights, int8 in half the bytes of bf16; as --dtype when not
+    given."""
     backend: str = "auto"
     """Kernel backend: native, reference, or auto, which is HOLDOVER_BACKEND or else the fastest."""
     eviction: str = "lru"
@@ -86,7 +87,7 @@ class Config:
             )
         if self.dtype not in DTYPES:
             raise ConfigError("--dtype", f"{self.dtype!r}; use {', '.join(DTYPES)}")
-        if self.weights not in WEIGHTS:
+        if self.weights not in (None, *WEIGHTS):
             raise ConfigError("--weights", f"{self.weights!r}; use {', '.join(WEIGHTS)}")
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", f"{self.port} is not between 0 and 65535")

@@ -59,8 +59,7 @@ def run_plan(
             raise ConfigError("--csv", "give either --csv or --json, not both")
         if not question.asks_for_sizing and _has_weights(config.model):
             try:
-                weights = question.weights or config.weights
-                _serving_plan(replace(config, weights=weights), as_json, with_fields)
+                _serving_plan(replace(config, weights=question.weights), as_json, with_fields)
                 return
             except UnsupportedModelError:
                 if _serving_flags(config, with_fields):

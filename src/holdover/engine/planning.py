@@ -141,7 +141,7 @@ def process_bytes(vocab_size: int) -> int:
 def _compute_dtype(config: Config, machine: Machine, backend: str) -> DType:
     """Natively bf16: half the bytes to read, and sums in fp32. In torch only where the CPU
     multiplies it; emulated it is slower than fp32 and less exact."""
-    asked = config.weights if config.dtype == "auto" else config.dtype
+    asked = (config.weights or "auto") if config.dtype == "auto" else config.dtype
     if asked in ("auto", "int8"):
         fast = backend == "native" or machine.native_bf16
         return DType.BF16 if fast else DType.FP32
@@ -150,7 +150,7 @@ def _compute_dtype(config: Config, machine: Machine, backend: str) -> DType:
 
 def _blueprint(config: Config, geometry: Geometry, dtype: DType, backend: str) -> Blueprint | None:
     """The native decoder's, where it computes this model; ConfigError where --weights needs it."""
-    element = dtype.value if config.weights == "auto" else config.weights
+    element = config.weights or dtype.value
     why = f"--backend {backend} computes in torch" if backend != "native" else refusal(geometry)
     if why is None:
         native = extension()
@@ -158,7 +158,7 @@ def _blueprint(config: Config, geometry: Geometry, dtype: DType, backend: str) -
         return Blueprint.of(native, geometry, element)
     if element != dtype.value:
         raise ConfigError(
-            "--weights", f"{element} takes the native decoder: {why}; use --weights auto"
+            "--weights", f"{element} takes the native decoder: {why}; use --weights {dtype}"
         )
     return None
 

@@ -17,7 +17,8 @@ import holdover
 from holdover.cli.app import build_app
 from holdover.config import Config
 from holdover.engine.planning import plan_serving
-from holdover.errors import BudgetError
+from holdover.errors import BudgetError, ConfigError
+from holdover.kernels.native.availability import extension
 from holdover.plan.machine import Machine
 from holdover.spec.dtypes import DType
 
@@ -114,16 +115,49 @@ def test_planning_loads_no_torch_and_is_quick() -> None:
 
 
 def test_dtype_follows_the_machine() -> None:
-    def planned(native_bf16: bool, **settings: str) -> tuple[DType, str]:
+    def planned(native_bf16: bool, **settings: str) -> tuple[DType, str, str]:
         machine = Machine(8 * GIB, "MemAvailable", 3, native_bf16)
         plan = plan_serving(Config(kv_memory="64MiB", **settings), machine)
         assert plan.threads == 3
-        return plan.dtype, plan.plan.subject.kv
+        return plan.dtype, plan.plan.subject.weights, plan.plan.subject.kv
 
-    assert planned(True) == (DType.BF16, "bf16")
-    assert planned(False) == (DType.FP32, "bf16")
-    assert planned(False, dtype="bf16") == (DType.BF16, "bf16")
-    assert planned(True, kv="fp16") == (DType.BF16, "fp16")
+    torch_only = {"backend": "reference"}
+    assert planned(True, **torch_only) == (DType.BF16, "bf16", "bf16")
+    assert planned(False, **torch_only) == (DType.FP32, "fp32", "bf16")
+    assert planned(False, **torch_only, dtype="bf16") == (DType.BF16, "bf16", "bf16")
+    assert planned(True, **torch_only, kv="fp16") == (DType.BF16, "bf16", "fp16")
+
+
+@pytest.mark.skipif(extension() is None, reason="the native kernels are not built")
+def test_native_weights_are_16_bit_unless_asked_for() -> None:
+    def planned(**settings: str) -> tuple[str, str, str]:
+        machine = Machine(8 * GIB, "MemAvailable", 3, native_bf16=False)
+        subject = plan_serving(Config(kv_memory="64MiB", **settings), machine).plan.subject
+        return subject.dtype, subject.weights, subject.decoder
+
+    assert planned() == ("bf16", "bf16", "native")
+    assert planned(dtype="fp32") == ("fp32", "fp32", "native")
+    assert planned(weights="fp32") == ("fp32", "fp32", "native")
+    assert planned(weights="int8") == ("bf16", "int8", "native")
+    assert planned(dtype="fp32", weights="int8") == ("fp32", "int8", "native")
+    assert planned(backend="reference", weights="bf16") == ("bf16", "bf16", "torch")
+    with pytest.raises(ConfigError, match=r"--weights: int8 takes the native decoder: --backend "
+                       r"reference computes in torch; use --weights fp32"):  # fmt: skip
+        planned(backend="reference", weights="int8")
+
+
+@pytest.mark.skipif(extension() is None, reason="the native kernels are not built")
+def test_a_type_of_weights_that_is_served_gets_the_plan_of_the_server() -> None:
+    asked = ("plan", "smollm2", "--json", "--kv-memory", "64MiB")
+    report = json.loads(run(*asked, "--weights", "int8").output)
+    assert (report["schema"], report["weights"]) == ("holdover.plan/1", "int8")
+    assert report["decoder"] == "native"
+    whole = json.loads(run(*asked).output)
+    assert whole["weights"] == "bf16"
+    half = report["memory"]["weights_bytes"] / whole["memory"]["weights_bytes"]
+    assert 0.5 < half < 0.51
+    sizing = json.loads(run("plan", "smollm2", "--json", "--weights", "int4").output)
+    assert sizing["schema"].startswith("holdover.sizing")
 
 
 def test_the_default_budget_follows_the_machine() -> None:
