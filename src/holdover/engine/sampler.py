@@ -76,7 +76,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)}"
     tokens = np.full(len(rows), -1, dtype=np.int64)
     best, arg = logits.max(-1)  # NaN where there is any
-    sound = best.isfinite().numpy(force=True)
+    sound = np.isfinite(best.numpy(force=True))
     greedy = [i for i, row in enumerate(rows) if row.is_plain_greedy and sound[i]]
     tokens[greedy] = arg.numpy(force=True)[greedy]
     per_slice = _rows_per_slice(logits.shape[1])

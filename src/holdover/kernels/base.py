@@ -7,9 +7,9 @@ reads shapes, offsets and element order from the layout and owns none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
@@ -48,27 +48,6 @@ class AttentionStep(Protocol):
         not 0. Returns [tokens, query_heads, v dim] in the query's dtype. Rows written by `write` in
         this step are seen.
         """
-
-
-@runtime_checkable
-class Watching(Protocol):
-    """A step around another, which looks for new rows that are not finite as they are stored.
-
-    A model that writes rows by itself looks at those of `layers`, and says of which tokens any is
-    larger than `most` or no number.
-    """
-
-    @property
-    def step(self) -> AttentionStep: ...
-
-    @property
-    def layers(self) -> Sequence[int]: ...
-
-    @property
-    def most(self) -> float: ...
-
-    def note(self, wrong: Tensor) -> None:
-        """`wrong` is bool [tokens]."""
 
 
 class KernelBackend(Protocol):

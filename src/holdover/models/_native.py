@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdover.cache.arena import host_bytes
 from holdover.geometry.base import Geometry, expected_tensors
-from holdover.kernels.base import AttentionStep, Watching
+from holdover.kernels._watched import WatchedStep
+from holdover.kernels.base import AttentionStep
 from holdover.kernels.native.backend import Step
 from holdover.models import _rope
 from holdover.models._blueprint import Blueprint, Part
@@ -53,22 +55,22 @@ class NativeDecoder:
         self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
     ) -> Tensor:
         """The logits are of this step until the next."""
-        watching = step if isinstance(step, Watching) else None
-        inner = step if watching is None else watching.step
+        watched = step if isinstance(step, WatchedStep) else None
+        inner = step if watched is None else watched.step
         assert isinstance(inner, Step), "a native decoder works on native steps"
-        wrong = torch.zeros(len(token_ids), dtype=torch.uint8)
+        wrong = np.zeros(len(token_ids), dtype=np.bool_)
         self.decoder.forward(
             token_ids.data_ptr(),
             positions.data_ptr(),
             inner.groups,
             logit_rows.data_ptr(),
             len(logit_rows),
-            () if watching is None else watching.layers,
-            torch.inf if watching is None else watching.most,
-            wrong.data_ptr(),
+            () if watched is None else watched.layers,
+            torch.inf if watched is None else watched.most,
+            wrong.ctypes.data,
         )
-        if watching is not None:
-            watching.note(wrong.bool())
+        if watched is not None:
+            watched.note(wrong)
         return self.logits[: len(logit_rows)]
 
 
