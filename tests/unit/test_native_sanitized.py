@@ -1,8 +1,9 @@
 """Random shapes through the native kernels, under AddressSanitizer and UBSan, and 16 lanes wide.
 
-The conformance suite's own worlds, in a process that runs under the sanitizers: an access outside
-arena, workspace, rows or result ends it. The wide build is AVX-512's source, its lanes made of two
-AVX2 registers, so that its code runs on machines without AVX-512 too.
+The conformance suite's own worlds and decoders of random shapes, in a process that runs under the
+sanitizers: an access outside arena, workspace, weights, buffers, rows or result ends it. The wide
+build is AVX-512's source, its lanes made of two AVX2 registers, so that its code runs on machines
+without AVX-512 too.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ for turn in range({turns}):
         lengths.append((context, draw.choice((1, min(context, draw.randint(0, 60))))))
     print(turn, isas[turn % len(isas)], case, lengths, flush=True)
     suite.check("native", case, lengths, layers=[0])
+
+sys.path.insert(0, {tests!r})
+from unit.models.random_decoders import check_random
+for turn in range({decoders}):
+    os.environ[suite.ISA_VARIABLE] = isas[turn % len(isas)]
+    print(turn, isas[turn % len(isas)], flush=True)
+    check_random(draw)
 """
 
 
@@ -73,7 +81,12 @@ def test_random_shapes_under_the_sanitizers(tmp_path: Path) -> None:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
     code = WORKER.format(
-        conformance=str(ROOT / "tests/conformance"), module=str(module), seed=0, turns=60
+        conformance=str(ROOT / "tests/conformance"),
+        tests=str(ROOT / "tests"),
+        module=str(module),
+        seed=0,
+        turns=60,
+        decoders=24,
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | sanitizers, capture_output=True, text=True

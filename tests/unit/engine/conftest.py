@@ -1,6 +1,7 @@
-"""Engines on a tiny random Llama and on the real models, all in fp32.
+"""Engines on a tiny random Llama and on the real models, in fp32 where nothing else is said.
 
 The kernels are those that serve here: HOLDOVER_BACKEND=reference runs all tests on the others.
+Torch computes what lies around attention, except where a test asks for the native decoder.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from holdover.engine.engine import Engine
 from holdover.geometry.base import read_geometry
 from holdover.kernels._selection import AUTO, asked_backend, select_backend
 from holdover.kernels.base import AttentionBatch, AttentionStep, KernelBackend
+from holdover.kernels.native.availability import extension
+from holdover.models._blueprint import Blueprint
+from holdover.models._native import load_weights, with_weights
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
@@ -184,12 +188,22 @@ class Loaded:
     checkpoint: Checkpoint
     model: Model
     tokenizer: Tokenizer
+    weights: dict[str, tuple[Blueprint, Tensor]] = field(default_factory=dict)  # native ones
 
     @classmethod
     def of(cls, path: Path) -> Loaded:
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint, read_geometry(checkpoint.config), DType.FP32)
         return cls(checkpoint, model, load_tokenizer(checkpoint))
+
+    def native(self, element: str, limits: Limits) -> Model:
+        """The native decoder with weights stored as `element`."""
+        if element not in self.weights:
+            blueprint = Blueprint.of(extension(), self.model.geometry, element)  # type: ignore[arg-type]
+            self.weights[element] = blueprint, load_weights(self.checkpoint, blueprint)
+        blueprint, weights = self.weights[element]
+        dtype = DType.FP32 if element == "fp32" else DType.BF16
+        return with_weights(weights, blueprint, dtype, limits)
 
 
 Serve = Callable[..., Served]
@@ -204,6 +218,7 @@ def serve() -> Iterator[Serve]:
         loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
         step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
         codec: str = "fp32", backend: str | None = None, max_waiting_requests: int = 1000,
+        native_weights: str | None = None,
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
@@ -221,8 +236,9 @@ def serve() -> Iterator[Serve]:
         workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
         gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace))
         manager = CacheManager(layout, arena)
+        model = loaded.native(native_weights, limits) if native_weights else loaded.model
         engine = Engine(
-            model=loaded.model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
+            model=model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
             limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,
             max_waiting_requests=max_waiting_requests,
         )  # fmt: skip

@@ -107,6 +107,50 @@ def test_what_loading_freed_is_given_back() -> None:
     assert float(done.stdout) < 8
 
 
+_GROWTH_IN_A_PREFILL = """
+import re, threading
+from pathlib import Path
+from holdover.config import Config
+from holdover.engine.api import SamplingParams
+from holdover.engine.build import build_engine
+from holdover.engine.planning import plan_serving
+
+def status_bytes(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+def ask(engine, n_tokens):
+    done = threading.Event()
+    params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
+    engine.submit(tuple(range(5, 5 + n_tokens)), params, lambda e: e.finish_reason and done.set())
+    assert done.wait(300)
+
+planned = plan_serving(Config(kv_memory="48MiB", step_tokens=256, threads=2))
+engine = build_engine(planned)
+ask(engine, 1)  # what a first request loads
+before = status_bytes("RssAnon")
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+files = status_bytes("VmRSS") - before
+ask(engine, 1024)  # four whole steps
+parts = planned.plan.parts
+may_grow = parts.activations_bytes + parts.workspace_bytes + parts.tables_bytes
+may_grow += planned.plan.arena_bytes
+peak = status_bytes("VmHWM")
+print(peak - files - before, may_grow, peak, planned.plan.memory_bytes)
+engine.shutdown(0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
+def test_a_prefill_takes_no_more_than_planned() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _GROWTH_IN_A_PREFILL],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    growth, may_grow, peak, planned = map(int, done.stdout.split())
+    assert growth <= may_grow + (1 << 20)
+    assert peak <= planned
+
+
 def test_a_wrong_plan_stops_the_start(config: Config) -> None:
     planned = plan_serving(config)
     parts = replace(planned.plan.parts, weights_bytes=planned.plan.parts.weights_bytes - 1)

@@ -1,4 +1,7 @@
-"""The promises of the cache and the engine on SmolLM2 and Gemma 3 (window of 512), in fp32."""
+"""The promises of the cache and the engine on SmolLM2 and Gemma 3 (window of 512).
+
+Computed by torch in fp32, and by the native decoder with 16 bit weights.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import torch
 
 from holdover.codecs.base import uniform
 from holdover.engine.api import SamplingParams
+from holdover.kernels._selection import AUTO, asked_backend
+from holdover.kernels.native.availability import extension
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.units import ceil_div
@@ -32,6 +37,16 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
     return found
 
 
+@pytest.fixture(params=["torch", "native"])
+def decoder(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What `serve` is told."""
+    if request.param == "torch":
+        return {}
+    if asked_backend(AUTO) == "reference" or extension() is None:
+        pytest.skip("the native decoder works on the native kernels")
+    return {"native_weights": "bf16"}
+
+
 @pytest.fixture(autouse=True)
 def _two_threads(_one_thread: None) -> None:
     torch.set_num_threads(2)  # set back by the fixture that this one builds on
@@ -42,9 +57,11 @@ def layout_of(loaded: Loaded) -> CacheLayout:
     return CacheLayout.of(spec, uniform("fp32"))
 
 
-def test_batched_parked_and_hit_equal_alone(loaded: Loaded, serve: Serve) -> None:
+def test_batched_parked_and_hit_equal_alone(
+    loaded: Loaded, serve: Serve, decoder: dict[str, str]
+) -> None:
     params = replace(GREEDY, max_tokens=12, ignore_eos=True)
-    roomy = serve(loaded, 64 << 20, block_tokens=BLOCK_TOKENS, max_context_tokens=256)
+    roomy = serve(loaded, 64 << 20, block_tokens=BLOCK_TOKENS, max_context_tokens=256, **decoder)
     alone = roomy.alone(PROMPTS, params)
     batched = roomy.together(PROMPTS, params)
     hit = roomy.ask(PROMPTS[1], params).answer()
@@ -54,7 +71,7 @@ def test_batched_parked_and_hit_equal_alone(loaded: Loaded, serve: Serve) -> Non
     n_blocks = sum(ceil_div(length + BLOCK_TOKENS, BLOCK_TOKENS) for length in lengths)
     n_sectors = layout.sectors_for([n_blocks] * len(layout.blocks))
     tight_bytes = n_sectors * layout.sector_bytes
-    tight = serve(loaded, tight_bytes, block_tokens=BLOCK_TOKENS, max_context_tokens=64)
+    tight = serve(loaded, tight_bytes, block_tokens=BLOCK_TOKENS, max_context_tokens=64, **decoder)
     parked = tight.together(PROMPTS, params)
     assert tight.engine.stats().parked_total > 0
     assert hit.cached_tokens == lengths[1] - 1
@@ -64,10 +81,12 @@ def test_batched_parked_and_hit_equal_alone(loaded: Loaded, serve: Serve) -> Non
         assert [a.text for a in found] == [a.text for a in alone]
 
 
-def test_sampled_cold_equals_sampled_warm(smollm2: Loaded, serve: Serve) -> None:
+def test_sampled_cold_equals_sampled_warm(
+    smollm2: Loaded, serve: Serve, decoder: dict[str, str]
+) -> None:
     """A hit computes one row where the cold run computed all: its logits differ in the last bits,
     and a seed must give the same answer all the same."""
-    served = serve(smollm2, 64 << 20, block_tokens=BLOCK_TOKENS, max_context_tokens=256)
+    served = serve(smollm2, 64 << 20, block_tokens=BLOCK_TOKENS, max_context_tokens=256, **decoder)
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True)
     prompts = [f"{SHARED * (i % 3)}{QUESTIONS[i % 3]} ({i})" for i in range(8)]
     cold = served.together(prompts, params)
@@ -78,9 +97,13 @@ def test_sampled_cold_equals_sampled_warm(smollm2: Loaded, serve: Serve) -> None
     assert alone == [a.tokens for a in cold[:2]]
 
 
-def test_turn_two_hits_past_the_window(loaded: Loaded, serve: Serve) -> None:
+def test_turn_two_hits_past_the_window(
+    loaded: Loaded, serve: Serve, decoder: dict[str, str]
+) -> None:
     params = replace(GREEDY, max_tokens=6, ignore_eos=True)
-    served = serve(loaded, 96 << 20, step_tokens=256, block_tokens=16, max_context_tokens=900)
+    served = serve(
+        loaded, 96 << 20, step_tokens=256, block_tokens=16, max_context_tokens=900, **decoder
+    )
     ids = tuple(loaded.tokenizer.encode(LONG))
     assert len(ids) > 520
     first = served.ask(ids, params).answer()
@@ -94,12 +117,14 @@ def test_turn_two_hits_past_the_window(loaded: Loaded, serve: Serve) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_64_chats_in_64_mib(loaded: Loaded, serve: Serve) -> None:
+def test_64_chats_in_64_mib(loaded: Loaded, serve: Serve, decoder: dict[str, str]) -> None:
     """Every one finishes with the text it gives alone; afterwards no block is held."""
     prompts = [SHARED * (i % 5) + f"({i}) " + QUESTIONS[i % 3] for i in range(64)]
     params = replace(GREEDY, max_tokens=24)
-    alone = serve(loaded, 64 << 20, block_tokens=16, step_tokens=128).alone(prompts, params)
-    tight = serve(loaded, 64 << 20, block_tokens=16, max_sequences=64, step_tokens=256)
+    alone = serve(loaded, 64 << 20, block_tokens=16, step_tokens=128, **decoder).alone(
+        prompts, params
+    )
+    tight = serve(loaded, 64 << 20, block_tokens=16, max_sequences=64, step_tokens=256, **decoder)
     together = tight.together(prompts, params)
     assert [a.text for a in together] == [a.text for a in alone]
     assert {a.reason for a in together} <= {"stop", "length"}

@@ -8,7 +8,8 @@ weights meet inputs of 15 bits: 2e-3.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from holdover.weights import Checkpoint, open_checkpoint
 from holdover.weights.base import TensorInfo
 
 from .conftest import VARIANTS, PagedCache, step_through
+from .random_decoders import check_random
 from .test_against_transformers import TURNS, difference, make_prompts
 
 pytestmark = pytest.mark.skipif(extension() is None, reason="the native kernels are not built")
@@ -286,11 +288,14 @@ def test_one_set_of_weights_serves_under_other_limits(tiny: Checkpoint) -> None:
 
 
 def test_models_that_it_does_not_compute_are_refused_with_a_reason(tiny: Checkpoint) -> None:
-    from dataclasses import replace
-
     geometry: Geometry = read_geometry(tiny.config)
     shared = replace(geometry.layers[1], shares_with=0)
     layers = (geometry.layers[0], shared, *geometry.layers[2:])
     assert "store" in str(refusal(replace(geometry, layers=layers)))
     rope = replace(geometry.ropes[0], dim=8)
     assert "turns" in str(refusal(replace(geometry, ropes=(rope, geometry.ropes[1]))))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_shapes(seed: int, isa: str) -> None:
+    check_random(Random(seed))

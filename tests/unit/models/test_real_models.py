@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from holdover.geometry.base import planned_weights_bytes, read_geometry
+from holdover.kernels._selection import AUTO, asked_backend
+from holdover.kernels.native.availability import extension
+from holdover.models._blueprint import Blueprint
+from holdover.models._native import load_native
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
+from holdover.spec.limits import Limits
 from holdover.text import load_tokenizer
 from holdover.weights import open_checkpoint
 
@@ -80,6 +85,11 @@ class Real:
         geometry = read_geometry(self.checkpoint.config)
         self.model = load_model(self.checkpoint, geometry, DType.FP32)
         tokenizer = load_tokenizer(self.checkpoint)
+        self.native: Model | None = None
+        if extension() is not None and asked_backend(AUTO) != "reference":
+            blueprint = Blueprint.of(extension(), geometry, "fp32")
+            limits = Limits(len(PROMPTS), 300, 4096, 1)
+            self.native = load_native(self.checkpoint, blueprint, DType.FP32, limits)
         self.prompts = [torch.tensor(tokenizer.encode(text)) for text in PROMPTS]
 
     def in_transformers(self) -> Any:
@@ -137,13 +147,15 @@ def greedy(model: Model, cache: Any, prompts: list[Tensor], step_tokens: int) ->
     return [torch.tensor(text[len(prompt) :]) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def generated(real: Real, prompts: list[Tensor], backend: str | None = None) -> list[Tensor]:
+def generated(
+    real: Real, prompts: list[Tensor], backend: str | None = None, model: Model | None = None
+) -> list[Tensor]:
     # A new block per sequence and group may be begun and never filled.
     capacity_tokens = sum(len(prompt) + NEW_TOKENS + 16 for prompt in prompts)
     cache = PagedCache(
         real.model.geometry, block_tokens=16, capacity_tokens=capacity_tokens, backend=backend
     )
-    return greedy(real.model, cache, prompts, step_tokens=300)
+    return greedy(model or real.model, cache, prompts, step_tokens=300)
 
 
 def test_weights_are_as_planned(real: Real) -> None:
@@ -164,6 +176,9 @@ def test_three_prompts(real: Real) -> None:
         assert tokens.tolist() == logits.argmax(-1).tolist()
     for tokens, other in zip(found, generated(real, prompts, "reference"), strict=True):
         assert tokens.tolist() == other.tolist()
+    if real.native is not None:
+        for tokens, other in zip(found, generated(real, prompts, model=real.native), strict=True):
+            assert tokens.tolist() == other.tolist()
 
 
 @pytest.mark.slow
@@ -175,7 +190,11 @@ def test_ten_prompts(real: Real) -> None:
     hf = real.generating()
     # No end token: 64 tokens are compared whatever they are.
     hf.generation_config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False)
-    for prompt, tokens in zip(real.prompts, generated(real, real.prompts), strict=True):
+    found = generated(real, real.prompts)
+    if real.native is not None:
+        native = generated(real, real.prompts, model=real.native)
+        assert [tokens.tolist() for tokens in native] == [tokens.tolist() for tokens in found]
+    for prompt, tokens in zip(real.prompts, found, strict=True):
         whole = hf.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]))[0]
         assert len(whole) == len(prompt) + NEW_TOKENS
         assert tokens.tolist() == whole[len(prompt) :].tolist()
