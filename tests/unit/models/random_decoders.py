@@ -54,8 +54,9 @@ class RandomCheckpoint:
 
 def random_config(draw: random.Random) -> dict[str, Any]:
     kv_heads = draw.randint(1, 3)
+    model_type = draw.choice(("llama", "qwen2", "qwen3", "gemma3_text"))
     return {
-        "model_type": draw.choice(("llama", "qwen2", "qwen3", "gemma3_text")),
+        "model_type": model_type,
         "hidden_size": draw.randint(1, 90),
         "intermediate_size": draw.randint(1, 300),
         "vocab_size": draw.randint(2, 120),
@@ -67,8 +68,8 @@ def random_config(draw: random.Random) -> dict[str, Any]:
         "tie_word_embeddings": draw.random() < 0.5,
         "attention_bias": draw.random() < 0.5,
         "mlp_bias": draw.random() < 0.5,
-        "sliding_window": 9,
         "final_logit_softcapping": draw.choice((None, 3.0)),
+        **({"sliding_window": 9} if model_type == "gemma3_text" else {}),
     }
 
 
