@@ -216,8 +216,8 @@ INLINE F gelu(F x) {
 INLINE F activate(Activation a, F x) {
   switch (a) {
     case Activation::silu: {
-      F negative = select(x < set1(-88.0f), set1(88.0f), -x);
-      return x / (1.0f + exp(negative));
+      F capped = select(x < set1(-88.0f), set1(-88.0f), x);  // nothing is left of it down there
+      return capped / (1.0f + exp(-capped));
     }
     case Activation::gelu_tanh: return 0.5f * x * (1.0f + tanh(0.79788456f * fma(x * x * x, set1(0.044715f), x)));
     case Activation::gelu: return gelu(x);
