@@ -12,14 +12,13 @@ bandwidth at which the same threads read plain memory in the same rounds.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
+from rounds import Line, measure, plain_memory
 
 from holdover.cache.arena import HostArena
 from holdover.codecs.base import uniform
@@ -33,7 +32,6 @@ from holdover.spec.residency import Full
 from holdover.units import ceil_div
 
 LAYERS, KV_HEADS, QUERY_HEADS, HEAD_DIM, BLOCK_TOKENS, STEP_TOKENS = 30, 3, 9, 64, 16, 512
-PLAIN_BYTES = 256 * 2**20  # far more than any cache of the processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,40 +86,6 @@ class Cache:
             step.attend(layer, query, HEAD_DIM**-0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    name: str
-    n_bytes: int
-    run: Callable[[], object]
-    clock: Callable[[], float]
-    seconds: list[float] = field(default_factory=list)
-
-    def time(self) -> None:
-        start = self.clock()
-        self.run()
-        self.seconds.append(self.clock() - start)
-
-    def show(self, plain_rate: float | None) -> None:
-        median = statistics.median(self.seconds)
-        rate = self.n_bytes / median
-        share = "" if plain_rate is None else f"{rate / plain_rate:7.0%}"
-        spread = f"{min(self.seconds) * 1e3:8.2f} .. {max(self.seconds) * 1e3:.2f}"
-        print(f"{self.name:<28}{median * 1e3:9.2f} ms {spread:<22}{rate / 1e9:7.2f} GB/s{share}")
-
-
-def measure(lines: Sequence[Line], rounds: int, plain: Line | None) -> None:
-    """Rounds forwards and backwards in turn; the first two only warm up."""
-    everything = [*([plain] if plain else []), *lines]
-    for turn in range(rounds + 2):
-        for line in everything if turn % 2 else reversed(everything):
-            line.time()
-    for line in everything:
-        del line.seconds[:2]
-    rate = plain.n_bytes / statistics.median(plain.seconds) if plain else None
-    for line in everything:
-        line.show(rate)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contexts", default="512,6000")
@@ -136,8 +100,7 @@ def main() -> None:
     threads = 1 if asked.cpu_time else asked.threads
     torch.set_num_threads(threads)
     backends, codecs = asked.backends.split(","), asked.codecs.split(",")
-    memory = torch.ones(PLAIN_BYTES // 8, dtype=torch.int64)
-    plain = Line("plain memory, summed", memory.nbytes, memory.sum, clock)
+    plain = plain_memory(clock)
     for context_tokens in map(int, asked.contexts.split(",")):
         print(f"decode at {context_tokens} tokens, {threads} threads: a step, all layers")
         lines = []

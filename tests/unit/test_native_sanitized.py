@@ -31,7 +31,7 @@ spec.loader.exec_module(package._native)
 import test_kernels as suite
 from holdover.codecs.base import codec_names
 isas = package._native.isas()
-assert "wide" in isas, isas
+assert "wide" in isas and "wide_bf16" in isas, isas
 draw = random.Random({seed})
 for turn in range({turns}):
     os.environ[suite.ISA_VARIABLE] = isas[turn % len(isas)]
@@ -53,6 +53,19 @@ for turn in range({decoders}):
     os.environ[suite.ISA_VARIABLE] = isas[turn % len(isas)]
     print(turn, isas[turn % len(isas)], flush=True)
     check_random(draw)
+from unit import test_native_linear as linear
+for turn in range({turns}):
+    isa, element = isas[turn % len(isas)], draw.choice(linear.ELEMENTS)
+    outputs, inputs, n_rows = draw.randint(1, 150), draw.randint(1, 600), draw.randint(1, 40)
+    print(turn, isa, element, outputs, inputs, n_rows, flush=True)
+    bias = linear.random(outputs) if draw.random() < 0.5 else None
+    matrix = linear.Packed.of(element, linear.random(outputs, inputs), bias)
+    rows = linear.random(n_rows, inputs, seed=turn)
+    expected = rows.double() @ matrix.stored.T + (0 if bias is None else bias)
+    result = linear.multiply(isa, rows, matrix, threads=draw.choice((1, 2)))
+    allowed = linear.bound(isa, element, rows, matrix) + 2**-23 * expected.abs()
+    assert ((result - expected).abs() <= allowed).all()
+    linear.multiply(isa, rows, matrix, matrix, draw.choice(list(linear.ACTIVATIONS)), result)
 """
 
 
