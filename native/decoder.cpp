@@ -98,7 +98,7 @@ struct Pass {
       for (int t = start; t < stop; ++t) {
         float *row = b().narrow + int64_t(t) * n().hidden, *residual = b().residual + int64_t(t) * n().hidden;
         if (post_norm) {
-          if (!isa().norm(row, post_norm, n().hidden, model.norm_eps, row)) watch.wrong[t] = 1;
+          isa().norm(row, post_norm, n().hidden, model.norm_eps, row);
           for (int i = 0; i < n().hidden; ++i) residual[i] += row[i];
         }
         if (next_norm) norm(t, next_norm);
@@ -115,8 +115,7 @@ struct Pass {
 
   void norm(int t, const float* weight) {
     float* row = b().narrow + int64_t(t) * n().hidden;
-    if (!isa().norm(b().residual + int64_t(t) * n().hidden, weight, n().hidden, model.norm_eps, row))
-      watch.wrong[t] = 1;
+    isa().norm(b().residual + int64_t(t) * n().hidden, weight, n().hidden, model.norm_eps, row);
     prepare(row, n().hidden, t);
   }
 

@@ -159,8 +159,8 @@ struct Isa {
   // One output's weights.
   void (*unpack_row)(const Matrix&, int output, float* to);
 
-  // x / rms(x) * weight; false where the squares have no finite sum. `to` may be x.
-  bool (*norm)(const float* x, const float* weight, int n, float eps, float* to);
+  // x / rms(x) * weight; `to` may be x. A row with what is not finite keeps some of it.
+  void (*norm)(const float* x, const float* weight, int n, float eps, float* to);
   void (*rotate)(float* head, int half, const float* cosines, const float* sines);
   bool (*within)(const float* x, int n, float most);  // no magnitude above, none NaN
   void (*cap)(float* x, int n, float most);           // most * tanh(x / most)
