@@ -1,5 +1,5 @@
 // How rows become fields and back, byte for byte as the codecs' files in Python have it.
-// Included inside the namespace of an instruction set. All fields have a row's elements in a run.
+// Included inside the namespace of an instruction set.
 
 struct RowAt {
   const uint8_t *data, *scale, *minimum, *high;
@@ -12,24 +12,25 @@ INLINE RowAt row_at(const Plane& p, const uint8_t* block, int head, int token) {
   return {at(p.data), at(p.scale), at(p.minimum), at(p.high)};
 }
 
-INLINE float scale_at(const uint8_t* halves, int i) { return half_to_float(load<uint16_t>(halves + 2 * i)); }
+// What the products take as stored: units of `bytes` that hold `dims` elements of a row. Rows of
+// other codecs are decoded to fp32 first.
+template <Codec C> struct Unit { static constexpr int bytes = 4, dims = 1; };
+template <> struct Unit<Codec::bf16> { static constexpr int bytes = 4, dims = 2; };
+template <> struct Unit<Codec::int8> { static constexpr int bytes = 2, dims = 2; };
+template <> struct Unit<Codec::int4> { static constexpr int bytes = 4, dims = 8; };
 
-// A codec decodes LANES elements from `d` on (`at`), or one (`one`): values, or levels that have a
-// scale and perhaps a minimum for each `group_dims`. Those are applied to scores and weights, never
-// to levels. `lanes_fit` says whether `at` may be used for a dim.
+template <Codec C>
+constexpr bool in_units = C == Codec::bf16 || C == Codec::int8 || C == Codec::int4;
+
+// A decoder gives LANES elements of a row from `d` on (`at`), or one (`one`).
 template <Codec C>
 struct Decoder;
 
-template <class Stored>
-struct Plain {
-  static bool lanes_fit(int dim) { return dim % LANES == 0; }
-  static constexpr int item = sizeof(Stored);
-};
-
 template <class D, class Stored>
-struct Elements : Plain<Stored> {
-  INLINE F at(const RowAt& r, int, int d) { return D::widen(r.data + d * sizeof(Stored)); }
-  INLINE float one(const RowAt& r, int, int d) {
+struct Elements {
+  static bool lanes_fit(int dim) { return dim % LANES == 0; }
+  INLINE F at(const RowAt& r, int d) { return D::widen(r.data + d * sizeof(Stored)); }
+  INLINE float one(const RowAt& r, int d) {
     Stored lanes[LANES] = {};
     __builtin_memcpy(lanes, r.data + d * sizeof(Stored), sizeof(Stored));
     return D::widen(lanes)[0];
@@ -39,11 +40,6 @@ struct Elements : Plain<Stored> {
 template <>
 struct Decoder<Codec::fp32> : Elements<Decoder<Codec::fp32>, float> {
   INLINE F widen(const void* from) { return load<F>(from); }
-};
-
-template <>
-struct Decoder<Codec::bf16> : Elements<Decoder<Codec::bf16>, uint16_t> {
-  INLINE F widen(const void* from) { return from_bf16(from); }
 };
 
 template <>
@@ -60,31 +56,13 @@ struct Decoder<Codec::fp8> : Elements<Decoder<Codec::fp8>, uint8_t> {
   }
 };
 
-template <>
-struct Decoder<Codec::int8> : Elements<Decoder<Codec::int8>, int8_t> {
-  INLINE F widen(const void* from) { return to_float(widen8_signed(from)); }
-};
-
-template <>
-struct Decoder<Codec::int4> {
-  static bool lanes_fit(int dim) { return dim % (2 * LANES) == 0; }
-  INLINE F at(const RowAt& r, int dim, int d) {
-    int half = dim / 2;
-    I bytes = widen8(r.data + (d < half ? d : d - half));
-    return to_float(d < half ? bytes & 15 : bytes >> 4);
-  }
-  INLINE float one(const RowAt& r, int dim, int d) {
-    int half = dim / 2, byte = r.data[d < half ? d : d - half];
-    return float(d < half ? byte & 15 : byte >> 4);
-  }
-};
-
 // llama.cpp's types: of 32 elements the first 16 are in the low bits.
 template <int bits, bool has_minimum>
 struct Ggml {
   static bool lanes_fit(int) { return true; }
-  INLINE F at(const RowAt& r, int, int d) {
-    if constexpr (bits == 8) return to_float(widen8_signed(r.data + d));
+  INLINE F at(const RowAt& r, int d) {
+    F scale = set1(half_to_float(load<uint16_t>(r.scale + d / 32 * 2)));
+    if constexpr (bits == 8) return to_float(widen8_signed(r.data + d)) * scale;
     I bytes = widen8(r.data + d / 32 * 16 + d % 16);
     I levels = d % 32 < 16 ? bytes & 15 : bytes >> 4;
     if constexpr (bits == 5) {
@@ -92,9 +70,12 @@ struct Ggml {
       for (int i = 0; i < LANES; ++i) lane[i] = (d + i) % 8, octet[i] = r.high[(d + i) / 8];
       levels |= (octet >> lane & 1) << 4;
     }
-    return to_float(has_minimum ? levels : levels - (1 << (bits - 1)));
+    if constexpr (has_minimum)
+      return to_float(levels) * scale + half_to_float(load<uint16_t>(r.minimum + d / 32 * 2));
+    else
+      return to_float(levels - (1 << (bits - 1))) * scale;
   }
-  INLINE float one(const RowAt& r, int dim, int d) { return at(r, dim, d / LANES * LANES)[d % LANES]; }
+  INLINE float one(const RowAt& r, int d) { return at(r, d / LANES * LANES)[d % LANES]; }
 };
 
 template <> struct Decoder<Codec::q8_0> : Ggml<8, false> {};
@@ -107,22 +88,10 @@ template <Codec C>
 INLINE void decode_row(const RowAt& r, int dim, int padded, float* out) {
   int d = 0;
   if (Decoder<C>::lanes_fit(dim)) {
-    for (; d < dim; d += LANES) store(out + d, Decoder<C>::at(r, dim, d));
+    for (; d < dim; d += LANES) store(out + d, Decoder<C>::at(r, d));
   }
-  for (; d < dim; ++d) out[d] = Decoder<C>::one(r, dim, d);
+  for (; d < dim; ++d) out[d] = Decoder<C>::one(r, d);
   for (; d < padded; ++d) out[d] = 0;
-}
-
-// How levels are scaled: dims that share a scale (0: none), and whether it is fp32, not fp16.
-struct Grouping {
-  int group_dims, n_groups;
-  bool wide, has_minimum;
-};
-
-INLINE Grouping grouping(const Plane& p) {
-  bool has_minimum = p.codec == Codec::int4 || p.codec == Codec::q4_1 || p.codec == Codec::q5_1;
-  int dims = p.codec < Codec::int8 ? 0 : p.codec == Codec::int8 ? p.dim : p.codec == Codec::int4 ? 64 : 32;
-  return {dims ? dims : p.dim, dims ? (p.dim + dims - 1) / dims : 0, p.codec == Codec::int8, has_minimum};
 }
 
 // ---- encoding -----------------------------------------------------------------------------------
@@ -205,20 +174,20 @@ INLINE void encode_int8(const float* x, int dim, uint8_t* data, uint8_t* scale_t
 
 INLINE void encode_int4(const float* x, int dim, uint8_t* data, uint8_t* scale_to, uint8_t* minimum_to) {
   uint8_t levels[MAX_DIM];
-  for (int g = 0; g * 64 < dim; ++g) {
-    const float* group = x + g * 64;
-    int n = dim - g * 64 < 64 ? dim - g * 64 : 64;
+  for (int g = 0; g * GROUP_DIMS < dim; ++g) {
+    const float* group = x + g * GROUP_DIMS;
+    int n = dim - g * GROUP_DIMS < GROUP_DIMS ? dim - g * GROUP_DIMS : GROUP_DIMS;
     Range r = range_of(group, n);
     uint16_t minimum = without_sign_of_zero(to_fp16(r.low));
     float low = half_to_float(minimum);
     uint16_t scale = to_fp16((r.high - low) / 15.0f);
     float step = half_to_float(scale);
     float divisor = step > 0 ? step : __builtin_inff();
-    for (int d = 0; d < n; ++d) levels[g * 64 + d] = uint8_t(level((group[d] - low) / divisor, 0, 15));
+    for (int d = 0; d < n; ++d) levels[g * GROUP_DIMS + d] = uint8_t(level((group[d] - low) / divisor, 0, 15));
     store(scale_to + 2 * g, finite(step) && finite(low) ? scale : uint16_t(0x7e00));
     store(minimum_to + 2 * g, minimum);
   }
-  for (int d = 0; d < dim / 2; ++d) data[d] = uint8_t(levels[d] | levels[dim / 2 + d] << 4);
+  for (int d = 0; d < dim / 2; ++d) data[d] = uint8_t(levels[2 * d] | levels[2 * d + 1] << 4);
 }
 
 template <int bits, bool has_minimum>

@@ -171,10 +171,8 @@ struct Pass {
                 group.tasks.joins.data(), finished.data() + layer * finished_of_layer, shape,
                 {b().wide, false, n().qkv_width(), n().head_dim}, b().narrow, model.attention_scale,
                 model.attention_softcap, cache().parts(shape)};
-    int n_tasks = int(group.tasks.entries.size()) * n().kv_heads;
-    auto one = [&](int task) {
-      isa().attend(call, task / n().kv_heads, task % n().kv_heads, cache().scratch(shape, walk.thread));
-    };
+    int n_tasks = int(group.tasks.entries.size());
+    auto one = [&](int task) { isa().attend(call, task, cache().scratch(shape, walk.thread)); };
     stage_and_rows(walk, n_tasks, one, n_tokens, [&](int start, int stop) {
       int width = n().query_width();
       for (int t = start; t < stop; ++t) prepare(b().narrow + int64_t(t) * width, width, t);
@@ -230,7 +228,7 @@ void Decoder::forward(const int64_t* token_ids, const int64_t* positions, const 
   Shape shape = Shape::of(numbers.kv_heads, numbers.query_heads, numbers.head_dim, numbers.head_dim);
   size_t joins = 0;
   for (GroupStep* group : groups) group->cut(shape), joins = std::max(joins, group->tasks.joins.size());
-  int64_t counts = int64_t(joins) * numbers.kv_heads;
+  int64_t counts = int64_t(joins);
   Pass pass{*this, token_ids, positions, logit_rows, groups, watch, n_tokens, n_rows, shape,
             std::vector<int>(counts * layers.size(), 0), counts};
   Stages stages(int(layers.size()) * 10 + 4);

@@ -34,9 +34,11 @@ Enum named(const char* const (&names)[N], const std::string& name) {
 }
 
 Plane make_plane(const std::string& codec, int heads, int dim,
-                 const std::array<std::array<int64_t, 3>, 4>& fields) {
+                 const std::array<std::array<int64_t, 5>, 4>& fields) {
   if (dim < 1 || dim > MAX_DIM) throw std::invalid_argument("a row has 1 to 512 dims");
-  auto field = [&](int i) { return Field{fields[i][0], fields[i][1], fields[i][2]}; };
+  auto field = [&](int i) {
+    return Field{fields[i][0], fields[i][1], fields[i][2], fields[i][3], fields[i][4]};
+  };
   return {named<Codec>(CODECS, codec), heads, dim, field(0), field(1), field(2), field(3)};
 }
 
@@ -188,7 +190,7 @@ NB_MODULE(_native, m) {
   nb::class_<Plane>(m, "Plane").def(
       "__init__",
       [](Plane* self, const std::string& codec, int heads, int dim,
-         const std::array<std::array<int64_t, 3>, 4>& fields) {
+         const std::array<std::array<int64_t, 5>, 4>& fields) {
         new (self) Plane(make_plane(codec, heads, dim, fields));
       },
       "codec"_a, "heads"_a, "dim"_a, "fields"_a);

@@ -13,8 +13,9 @@ namespace holdover {
 
 namespace {
 
-constexpr int CHUNK_ROWS = 96;      // query rows (tokens times heads that share) of one task
-constexpr int SPLIT_QUERIES = 8;    // a sequence of so few query tokens may be split by keys
+constexpr int CHUNK_ROWS = 96;    // query rows (tokens times heads that share) of one task
+constexpr int SPLIT_QUERIES = 8;  // a sequence of so few query tokens may be split by keys
+constexpr int PIECES = 8;         // a sequence is split into about so many tasks
 constexpr int64_t MOST_PARTS_BYTES = 4 << 20;
 
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
@@ -27,60 +28,93 @@ void check_alive(const Sequences& seqs, int s, int start, int stop) {
                                   std::to_string(b) + ", which is dead");
 }
 
+// Splits of keys that some of `n` query tokens from `token` on see.
+struct Reads {
+  int start, stop, sinks;
+  std::vector<int> splits;
+
+  Reads(const Sequences& seqs, int s, int token, int n)
+      : start(seqs.first_visible[token]), stop(seqs.position(s, token) + n),
+        sinks(std::min({seqs.sink_tokens, stop, start})) {
+    for (int i = 0; i < ceil_div(stop, SPLIT_TOKENS); ++i)
+      if (i * SPLIT_TOKENS < sinks || (i + 1) * SPLIT_TOKENS > start) splits.push_back(i);
+  }
+  int tokens() const { return stop - start + sinks; }
+};
+
+bool few(const Sequences& seqs, int s) { return seqs.n_queries(s) <= SPLIT_QUERIES; }
+
+// KV heads of one task: all of them, so that a block is read from end to end, where there are
+// tasks enough for every thread.
+int heads_per_task(const Sequences& seqs, const Shape& shape) {
+  int n = 0;
+  for (int s = 0; s < seqs.n_sequences; ++s)
+    if (few(seqs, s) && seqs.n_queries(s))
+      n += int(Reads(seqs, s, seqs.query_start[s], seqs.n_queries(s)).splits.size());
+  return n < PIECES ? 1 : shape.kv_heads;
+}
+
 }  // namespace
 
 Shape Shape::of(int kv_heads, int query_heads, int dim, int value_dim) {
-  return {kv_heads, query_heads / kv_heads, dim, value_dim, round_up(dim, WIDEST_LANES),
-          round_up(value_dim, WIDEST_LANES)};
+  return {kv_heads, query_heads / kv_heads, dim, value_dim, round_up(dim, PADDED_DIMS),
+          round_up(value_dim, PADDED_DIMS)};
 }
 
 int Shape::chunk_tokens() const { return std::clamp(CHUNK_ROWS / shared, 1, 48); }
 
 int64_t Shape::scratch_floats() const {
-  // queries, scores, result of a split, merged result | their maxima, sums, sums of queries | a decoded tile
+  // queries, scores, result of a split, merged result | their maxima, sums; scale and sums of queries
   int64_t rows = std::max(CHUNK_ROWS, shared);
-  int64_t row = padded_dim + TILE_TOKENS + 2 * padded_value_dim + 5;
-  int64_t tile = int64_t(TILE_TOKENS) * std::max(padded_dim, padded_value_dim);
-  return (rows * row + tile + WIDEST_LANES - 1) / WIDEST_LANES * WIDEST_LANES;
+  int64_t row = padded_dim + TILE_TOKENS + 2 * padded_value_dim + 5 + MOST_GROUPS;
+  int64_t tile = int64_t(TILE_TOKENS) * std::max(padded_dim, padded_value_dim);  // gathered or decoded
+  return round_up(int(rows * row + tile), PADDED_DIMS);
 }
 
-int64_t Shape::part_floats(int n_tokens) const {
-  return int64_t(n_tokens) * shared * (padded_value_dim + 2);
-}
+int64_t Shape::part_floats(int n_rows) const { return int64_t(n_rows) * (padded_value_dim + 2); }
 
 int64_t parts_capacity(const Shape& shape, int max_sequences, int max_context_tokens) {
   int64_t n_splits = ceil_div(max_context_tokens, SPLIT_TOKENS);
   if (n_splits < 2) return 0;
-  int64_t one = shape.part_floats(1) * shape.kv_heads * n_splits;
+  int64_t one = shape.part_floats(shape.shared * shape.kv_heads) * n_splits;
   return std::max(one, std::min(one * max_sequences, MOST_PARTS_BYTES / int64_t(sizeof(float))));
 }
 
 Tasks plan_tasks(const Sequences& seqs, const Shape& shape, int64_t part_floats) {
-  Tasks tasks;
+  Tasks tasks{{}, {}, 0};
   int64_t used = 0;
   std::vector<int64_t> work;
+  int most_heads = heads_per_task(seqs, shape);
+  auto add = [&](Entry entry, int64_t tokens) {
+    tasks.entries.push_back(entry);
+    work.push_back(tokens * entry.n_tokens * entry.n_heads);
+    tasks.elements += work.back() * (shape.dim + shape.value_dim);
+  };
   for (int s = 0; s < seqs.n_sequences; ++s) {
     for (int at = seqs.query_start[s]; at < seqs.query_start[s + 1]; at += shape.chunk_tokens()) {
       int n = std::min(shape.chunk_tokens(), seqs.query_start[s + 1] - at);
-      int stop = seqs.position(s, at) + n, start = seqs.first_visible[at];
-      int sinks = std::min({seqs.sink_tokens, stop, start});
-      check_alive(seqs, s, 0, sinks);
-      check_alive(seqs, s, start, stop);
-      std::vector<int> splits;
-      for (int i = 0; i < ceil_div(stop, SPLIT_TOKENS); ++i)
-        if (i * SPLIT_TOKENS < sinks || (i + 1) * SPLIT_TOKENS > start) splits.push_back(i);
-      int64_t one = shape.part_floats(n) * shape.kv_heads, need = one * int64_t(splits.size());
-      if (splits.size() < 2 || seqs.n_queries(s) > SPLIT_QUERIES || used + need > part_floats) {
-        tasks.entries.push_back({s, at, n, -1, -1, 0});
-        work.push_back(int64_t(n) * (stop - start + sinks));
-        continue;
-      }
-      int join = int(tasks.joins.size());
-      tasks.joins.push_back({int(tasks.entries.size()), int(splits.size()), used});
-      used += need;
-      for (int part = 0; part < int(splits.size()); ++part) {
-        tasks.entries.push_back({s, at, n, splits[part], join, part});
-        work.push_back(int64_t(n) * SPLIT_TOKENS);
+      Reads reads(seqs, s, at, n);
+      check_alive(seqs, s, 0, reads.sinks);
+      check_alive(seqs, s, reads.start, reads.stop);
+      int n_splits = int(reads.splits.size());
+      int at_once = few(seqs, s) ? std::clamp(CHUNK_ROWS / (n * shape.shared), 1, most_heads) : 1;
+      for (int head = 0; head < shape.kv_heads; head += at_once) {
+        int n_heads = std::min(at_once, shape.kv_heads - head);
+        int64_t need = shape.part_floats(n * shape.shared * n_heads) * n_splits;
+        if (n_splits < 2 || !few(seqs, s) || used + need > part_floats) {
+          add({s, at, n, head, n_heads, 0, 0, -1, 0}, reads.tokens());
+          continue;
+        }
+        int join = int(tasks.joins.size()), size = ceil_div(n_splits, PIECES), n_tasks = 0;
+        for (int part = 0; part < n_splits; ++n_tasks) {
+          int stop = part + 1;  // sinks and the rest may lie apart
+          while (stop < std::min(part + size, n_splits) && reads.splits[stop] == reads.splits[stop - 1] + 1) ++stop;
+          add({s, at, n, head, n_heads, reads.splits[part], stop - part, join, part},
+              int64_t(stop - part) * SPLIT_TOKENS);
+          part = stop;
+        }
+        tasks.joins.push_back({n_tasks, n_splits, used});
+        used += need;
       }
     }
   }
@@ -90,8 +124,6 @@ Tasks plan_tasks(const Sequences& seqs, const Shape& shape, int64_t part_floats)
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return work[a] > work[b]; });
   std::vector<Entry> sorted;
   for (int i : order) sorted.push_back(tasks.entries[i]);
-  for (size_t i = 0; i < sorted.size(); ++i)
-    if (sorted[i].join >= 0) tasks.joins[sorted[i].join].entry = int(i);
   tasks.entries = std::move(sorted);
   return tasks;
 }

@@ -122,14 +122,15 @@ struct GroupStep {
               int64_t token_stride, int64_t head_stride, Address result, float scale, float softcap) {
     Shape shape = Shape::of(keys.heads, query_heads, keys.dim, values.dim);
     cut(shape);
-    finished.assign(tasks.joins.size() * keys.heads, 0);
+    finished.assign(tasks.joins.size(), 0);
     Attend call{cache.arena, &keys, &values, &sequences, tasks.entries.data(), tasks.joins.data(),
                 finished.data(), shape,
                 {reinterpret_cast<const void*>(query), bf16, token_stride, head_stride},
                 reinterpret_cast<void*>(result), scale, softcap, cache.parts(shape)};
-    cache.team.run(int(tasks.entries.size()) * keys.heads, [&](int task, int thread) {
-      cache.isa->attend(call, task / keys.heads, task % keys.heads, cache.scratch(shape, thread));
-    });
+    auto attend = [&](int task, int thread) { cache.isa->attend(call, task, cache.scratch(shape, thread)); };
+    int n_tasks = int(tasks.entries.size());
+    if (tasks.elements >= PARALLEL_ELEMENTS) return cache.team.run(n_tasks, attend);
+    for (int task = 0; task < n_tasks; ++task) attend(task, 0);
   }
 };
 

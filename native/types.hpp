@@ -8,17 +8,22 @@
 namespace holdover {
 
 constexpr int TILE_TOKENS = 128;    // keys of one softmax update, at multiples of itself
-constexpr int SPLIT_TOKENS = 1024;  // keys of one partial result, at multiples of itself
+constexpr int SPLIT_TOKENS = 256;   // keys of one partial result, at multiples of itself
+constexpr int PANEL_TOKENS = 16;    // keys that a product takes side by side
+constexpr int GROUP_DIMS = 64;      // of int4
+constexpr int MOST_GROUPS = 16;     // scales of a row: MAX_DIM / 32
 constexpr int MAX_DIM = 512;
-constexpr int WIDEST_LANES = 16;
+constexpr int PADDED_DIMS = 64;  // scratch rows are whole chunks of dims on every instruction set
 
 // Compiled into each caller: a shared copy could be one made for another instruction set.
 #define HOLDOVER_INLINE inline __attribute__((always_inline))
 
 enum class Codec : int { fp32, bf16, fp16, fp8, int8, int4, q8_0, q5_1, q5_0, q4_1, q4_0 };
 
+// A row's part of a field is units of bytes in a run, `unit_stride` apart: all in a run, or with the
+// block's tokens between them.
 struct Field {
-  int64_t offset, head_stride, token_stride;  // bytes, from the block's start
+  int64_t offset, head_stride, token_stride, unit_stride, unit_bytes;  // bytes; offset in the block
 };
 
 // One layer's plane. `data` holds levels or values; a codec without scale, minimum or fifth bits
@@ -48,16 +53,18 @@ struct Rows {
   int64_t token_stride, head_stride;
 };
 
-// Consecutive query tokens that one task attends for, over all splits of their keys or just one.
+// Consecutive query tokens and KV heads that one task attends for, over all their keys or some
+// splits of them.
 struct Entry {
   int sequence, token, n_tokens;
-  int split;  // -1: all
-  int join;   // whose partial results are merged by the last to finish; -1: none
-  int part;   // its place among them
+  int head, n_heads;
+  int split, n_splits;  // without a join: all
+  int join;             // whose partial results are merged by the last to finish; -1: none
+  int part;             // place of its first split among them
 };
 
 struct Join {
-  int entry, n_parts;
+  int n_tasks, n_parts;
   int64_t slot;  // floats from the start of the partial results
 };
 
@@ -68,12 +75,13 @@ struct Shape {
   static Shape of(int kv_heads, int query_heads, int dim, int value_dim);
   int chunk_tokens() const;  // query tokens of one task
   int64_t scratch_floats() const;  // of one thread, at so many query heads or fewer
-  int64_t part_floats(int n_tokens) const;  // one partial result of one KV head
+  int64_t part_floats(int n_rows) const;  // one partial result
 };
 
 struct Tasks {
   std::vector<Entry> entries;
   std::vector<Join> joins;
+  int64_t elements;  // of keys and values that are multiplied, all in all
 };
 
 // `part_floats` is the room for partial results. Raises std::invalid_argument for a dead block that
@@ -89,7 +97,7 @@ struct Attend {
   const Sequences* sequences;
   const Entry* entries;
   const Join* joins;
-  int* finished;  // [joins, KV heads], atomic
+  int* finished;  // [joins], atomic
   Shape shape;
   Rows query;
   void* result;  // [tokens, query heads, value dim] of the query's type
@@ -149,7 +157,7 @@ struct Product {
 struct Isa {
   const char* name;
   bool (*runs)();
-  void (*attend)(const Attend&, int entry, int kv_head, float* scratch);
+  void (*attend)(const Attend&, int entry, float* scratch);
   void (*write)(const Write&, int token_start, int token_stop);
 
   // A row as products with weights of this kind take it.

@@ -10,6 +10,7 @@ typedef uint16_t U16 __attribute__((vector_size(LANES * 2)));
 typedef float F4 __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 
 template <class V>
 INLINE V load(const void* from) {

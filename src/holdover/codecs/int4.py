@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdover.codecs._lanes import in_units, row_field
 from holdover.codecs.base import demand
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 GROUP_DIMS = 64
 LEVELS = 15
+UNIT_BYTES = 4  # 8 elements
 
 
 @dataclass(frozen=True, slots=True)
 class Int4:
-    """`data`: byte i of a row holds element i (low bits) and element dim/2 + i (high bits)."""
+    """`data`: byte i of a row holds element 2 i (low bits) and element 2 i + 1 (high bits)."""
 
     name: str = "int4"
     serves: bool = True
@@ -35,12 +37,13 @@ class Int4:
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:
         demand(self.name, plane, plane.dim % 2 == 0, "an even number of dims")
-        rows = (plane.heads, block_tokens)
-        groups = (*rows, ceil_div(plane.dim, GROUP_DIMS))
+        n_bytes = exact_div(plane.dim, 2)
+        axes = ("head", "group", "token")
+        groups = (plane.heads, ceil_div(plane.dim, GROUP_DIMS), block_tokens)
         return (
-            Field("data", DType.UINT8, ("head", "token", "pair"), (*rows, exact_div(plane.dim, 2))),
-            Field("scale", DType.FP16, ("head", "token", "group"), groups),
-            Field("minimum", DType.FP16, ("head", "token", "group"), groups),
+            row_field("data", DType.UINT8, plane, block_tokens, n_bytes, UNIT_BYTES),
+            Field("scale", DType.FP16, axes, groups),
+            Field("minimum", DType.FP16, axes, groups),
         )
 
     def encode(self, rows: Tensor) -> Mapping[str, Tensor]:
@@ -54,10 +57,10 @@ class Int4:
         steps = scale.float().where(scale > 0, torch.inf)
         levels = ((groups - minimum.float()[..., None]) / steps[..., None]).round()
         levels = levels.nan_to_num(0.0).clamp(0, LEVELS).to(torch.uint8).flatten(-2)[..., :dim]
-        lower, upper = levels.chunk(2, dim=-1)
+        lower, upper = levels[..., ::2], levels[..., 1::2]
         usable = scale.isfinite() & minimum.isfinite()
         return {
-            "data": lower | (upper << 4),
+            "data": in_units(lower | (upper << 4), UNIT_BYTES),
             "scale": scale.where(usable, torch.nan),
             "minimum": minimum,
         }
@@ -65,8 +68,8 @@ class Int4:
     def decode(self, fields: Mapping[str, Tensor]) -> Tensor:
         import torch
 
-        data = fields["data"]
-        levels = torch.cat((data & 15, data >> 4), dim=-1).float()
+        data = fields["data"].flatten(-2)
+        levels = torch.stack((data & 15, data >> 4), dim=-1).flatten(-2).float()
         dim = levels.shape[-1]
         scale, minimum = fields["scale"].float()[..., None], fields["minimum"].float()[..., None]
         return (_grouped(levels) * scale + minimum).flatten(-2)[..., :dim]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdover.codecs._lanes import PAIR, in_units, row_field
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import Plane
 from holdover.spec.layout import Field
@@ -31,10 +32,9 @@ class Int8:
     error_from: float = 2.0**-100
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:
-        shape = (plane.heads, block_tokens, plane.dim)
         return (
-            Field("data", DType.INT8, ("head", "token", "dim"), shape),
-            Field("scale", DType.FP32, ("head", "token"), shape[:2]),
+            row_field("data", DType.INT8, plane, block_tokens, plane.dim, PAIR),
+            Field("scale", DType.FP32, ("head", "token"), (plane.heads, block_tokens)),
         )
 
     def encode(self, rows: Tensor) -> Mapping[str, Tensor]:
@@ -44,10 +44,13 @@ class Int8:
         scale = rows.abs().amax(-1) / LEVELS
         levels = rows / scale.where(scale > 0, 1.0)[..., None]
         data = levels.round().nan_to_num(0.0).clamp(-LEVELS, LEVELS)
-        return {"data": data.to(torch.int8), "scale": scale.where(scale.isfinite(), torch.nan)}
+        return {
+            "data": in_units(data.to(torch.int8), PAIR),
+            "scale": scale.where(scale.isfinite(), torch.nan),
+        }
 
     def decode(self, fields: Mapping[str, Tensor]) -> Tensor:
-        return fields["data"].float() * fields["scale"][..., None]
+        return fields["data"].flatten(-2).float() * fields["scale"][..., None]
 
 
 CODECS = {"int8": Int8()}

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
+from math import prod
 from types import ModuleType
 
 from holdover.errors import ConfigError
 from holdover.spec.layout import CacheLayout, PlacedField
 
 ISA_VARIABLE = "HOLDOVER_ISA"
-_ROW_AXES = ("head", "token")  # and then the elements of a row, in a run
 
 
 def extension() -> ModuleType | None:
@@ -49,7 +49,7 @@ def refusal(layout: CacheLayout) -> str | None:
         for placed in block.fields:
             if placed.codec not in codecs:
                 return f"the native kernels have no codec {placed.codec!r}: {', '.join(codecs)}"
-            if placed.field.axes[:2] != _ROW_AXES:
+            if placed.field.axes[0] != "head" or "token" not in placed.field.axes[1:3]:
                 return f"the native kernels do not know the order {placed.field.axes}"
     return None
 
@@ -75,8 +75,14 @@ def chosen_isa(native: ModuleType) -> str:
     return asked
 
 
-def field_strides(placed: PlacedField) -> tuple[int, int, int]:
-    """A field's byte offset in its block, from head to head, and from token to token."""
+def field_strides(placed: PlacedField) -> tuple[int, int, int, int, int]:
+    """A field's byte offset in its block; bytes from head to head, token to token and unit to unit
+    of a row, and of a unit: what lies in a run whether or not tokens lie between two of them.
+    """
     field = placed.field
-    heads, tokens = field.shape[:2]
-    return placed.offset, field.nbytes // heads, field.nbytes // (heads * tokens)
+    after = [prod(field.shape[i + 1 :]) * field.dtype.item_bytes for i in range(len(field.shape))]
+    strides = dict(zip(field.axes, after, strict=True))
+    head, token = strides.pop("head"), strides.pop("token")
+    unit = max(strides.values(), default=0)
+    inner = [n for axis, n in zip(field.axes, field.shape, strict=True) if axis in strides][1:]
+    return placed.offset, head, token, unit, prod(inner) * field.dtype.item_bytes

@@ -22,7 +22,7 @@ from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 
 _FIELDS = (("data", "low"), ("scale",), ("minimum",), ("high",))  # as C++ wants them
-_NOTHING = (0, 0, 0)
+_NOTHING = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

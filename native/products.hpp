@@ -1,0 +1,378 @@
+// Scores of query rows and keys, and mixtures of values: small matrix products over a tile.
+// Included inside the namespace of an instruction set.
+//
+// Keys have tokens in lanes and meet one broadcast query element, or pair; values have dims in lanes
+// and meet one broadcast weight, or pair. So no sum goes across lanes, and each is made in one order,
+// whatever the number of rows. int8 and int4 levels meet queries and weights of 15 bits and a sign:
+// 127 * 32767 * 512 stays below 2^31, so these sums are exact.
+
+#if defined(__AVX512BF16__) || defined(HOLDOVER_EMULATE_BF16)
+#define BF16_PRODUCTS 1  // queries in one or two bf16 parts, weights rounded to bf16
+#else
+#define BF16_PRODUCTS 0  // fp32
+#endif
+
+constexpr int PANEL_VECTORS = PANEL_TOKENS / LANES;
+constexpr int VALUE_VECTORS = 4;                        // of dims that are summed at a time
+constexpr int KEY_ROWS = MOST_ROWS * 4 / PANEL_VECTORS / (LANES == 16 ? 2 : 1);  // whose sums fit the registers
+
+// Values are mixed in vectors of 32 bytes at most: a row of int4 is not longer as a rule.
+constexpr int WORDS = LANES > 8 ? 8 : LANES;
+typedef int32_t W __attribute__((vector_size(WORDS * 4)));
+typedef uint32_t UW __attribute__((vector_size(WORDS * 4)));
+typedef int16_t SW __attribute__((vector_size(WORDS * 4)));
+typedef float FW __attribute__((vector_size(WORDS * 4)));
+typedef int8_t I8x2 __attribute__((vector_size(LANES * 2)));
+typedef int16_t I16x2 __attribute__((vector_size(LANES * 4)));
+typedef int16_t I16 __attribute__((vector_size(LANES * 2)));
+
+// sum + the products of two int16 in each 32 bits.
+template <class V>
+INLINE V add_pairs(V sum, V a, V b) {
+#if defined(__AVX512VNNI__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+  if constexpr (sizeof(V) == 32) return (V)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) return sum + (V)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) return sum + (V)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+#if defined(__SSE2__)
+  typedef short V8 __attribute__((vector_size(16)));
+  if constexpr (sizeof(V) == 16) return sum + (V)__builtin_ia32_pmaddwd128((V8)a, (V8)b);
+#endif
+  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+}
+
+// The low, or the high, halves of the 32 bits of two vectors, side by side.
+INLINE W low_halves(W x, W y) {
+#if defined(__AVX2__)
+  return (W)_mm256_blend_epi16((__m256i)x, (__m256i)(y << 16), 0xaa);
+#else
+  return (x & 0xffff) | (y << 16);
+#endif
+}
+
+INLINE W high_halves(W x, W y) {
+#if defined(__AVX2__)
+  return (W)_mm256_blend_epi16((__m256i)((UW)x >> 16), (__m256i)y, 0xaa);
+#else
+  return (W)((UW)x >> 16) | (y & (int32_t)0xffff0000);
+#endif
+}
+
+// sum + the products of two bf16 in each 32 bits, in fp32.
+INLINE F add_bf16_pairs(F sum, I a, I b) {
+#if defined(__AVX512BF16__) && LANES == 16
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum = fma((F)(a & (int32_t)0xffff0000), (F)(b & (int32_t)0xffff0000), sum);
+  return fma((F)(a << 16), (F)(b << 16), sum);
+#endif
+}
+
+INLINE I all(int32_t x) { return x - I{}; }
+INLINE I widen_pairs(const uint8_t* from) {
+#if defined(__AVX512BW__) && LANES == 16
+  return (I)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__) && LANES == 8
+  return (I)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+#else
+  return (I)__builtin_convertvector(load<I8x2>(from), I16x2);
+#endif
+}
+
+// ---- queries ------------------------------------------------------------------------------------
+
+template <Codec C>
+constexpr bool in_integers = C == Codec::int8 || C == Codec::int4;
+
+// 15 bits and a sign of n numbers: `to[place(i)]` times the scale that is returned; NaN if one is.
+template <class Place>
+INLINE float to_int16(const float* x, int n, int16_t* to, Place place) {
+  uint32_t most = 0;
+  for (int i = 0; i < n; ++i) {
+    uint32_t bits = bits_of(x[i]) & 0x7fffffff;
+    most = bits > most ? bits : most;
+  }
+  float largest = float_of(most), inverse = largest > 0 ? 32767.0f / largest : 0.0f;
+  if (!finite(largest) || !finite(inverse)) inverse = 0;  // the scale tells; or all are next to zero
+  for (int i = 0; i < n; ++i) to[place(i)] = int16_t(level(x[i] * inverse, -32767, 32767));
+  return finite(largest) ? largest / 32767.0f : __builtin_nanf("");
+}
+
+// A query row as the product takes it, in the place of its floats, and its scale. int4: the sums of
+// its groups, for the minima.
+template <Codec C>
+INLINE float prepare_query(const float* x, int dim, float scale, float* to, float* group_sums) {
+  if constexpr (C == Codec::int8) return to_int16(x, dim, reinterpret_cast<int16_t*>(to), [](int i) { return i; }) * scale;
+  if constexpr (C == Codec::int4) {
+    for (int g = 0; g * GROUP_DIMS < dim; ++g) {
+      float sum = 0;
+      for (int d = g * GROUP_DIMS; d < dim && d < (g + 1) * GROUP_DIMS; ++d) sum += x[d];
+      group_sums[g] = sum * scale;
+    }
+    auto place = [](int d) { return d / 8 * 8 + d % 4 * 2 + d % 8 / 4; };  // elements j and j + 4 are a pair
+    return to_int16(x, dim, reinterpret_cast<int16_t*>(to), place) * scale;
+  }
+  if (C == Codec::bf16 && BF16_PRODUCTS) {
+    auto* parts = reinterpret_cast<uint16_t*>(to);
+    for (int d = 0; d < dim; ++d) {
+      parts[d] = to_bf16(x[d]);
+      parts[dim + d] = to_bf16(x[d] - float_of(uint32_t(parts[d]) << 16));
+    }
+    return scale;
+  }
+  for (int d = 0; d < dim; ++d) to[d] = x[d] * scale;
+  return 1;
+}
+
+// ---- scores -------------------------------------------------------------------------------------
+
+struct Queries {
+  const float *rows, *scales, *group_sums;  // of the first row
+  int dim, stride;                          // floats from row to row
+  int parts;                                // of bf16
+};
+
+template <Codec C, int R>
+INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q, float* scores, Ahead* ahead) {
+  F sum[R][PANEL_VECTORS] = {};
+  constexpr int dims = Unit<C>::dims;
+  for (int d = 0; d < q.dim; d += dims, panel += stride) {
+    if (ahead) ahead->step();
+    for (int v = 0; v < PANEL_VECTORS; ++v) {
+      I key = load<I>(panel + v * sizeof(I));
+      for (int r = 0; r < R; ++r) {
+        const float* query = q.rows + r * q.stride;
+        if constexpr (C == Codec::fp32) {
+          sum[r][v] = fma(set1(query[d]), (F)key, sum[r][v]);
+        } else if constexpr (BF16_PRODUCTS) {
+          sum[r][v] = add_bf16_pairs(sum[r][v], key, all(load<int32_t>(query + d / 2)));
+          if (q.parts == 2)
+            sum[r][v] = add_bf16_pairs(sum[r][v], key, all(load<int32_t>(query + q.dim / 2 + d / 2)));
+        } else {
+          sum[r][v] = fma(set1(query[d]), (F)(key << 16), sum[r][v]);
+          sum[r][v] = fma(set1(query[d + 1]), (F)(key & (int32_t)0xffff0000), sum[r][v]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < PANEL_VECTORS; ++v)
+      store(scores + r * TILE_TOKENS + v * LANES,
+            C == Codec::bf16 && BF16_PRODUCTS ? sum[r][v] * q.scales[r] : sum[r][v]);
+}
+
+template <Codec C, int R>
+INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q, const Levels& levels, int token,
+                         float* scores, Ahead* ahead) {
+  constexpr int dims = Unit<C>::dims;
+  for (int g = 0; g < levels.n_groups; ++g) {
+    int d = g * levels.group_dims, stop = g + 1 < levels.n_groups ? d + levels.group_dims : q.dim;
+    I sum[R][PANEL_VECTORS] = {};
+    for (; d < stop; d += dims, panel += stride) {
+      if (ahead && (C == Codec::int4 || d % 4 == 0)) ahead->step();
+      for (int v = 0; v < PANEL_VECTORS; ++v) {
+        if constexpr (C == Codec::int8) {
+          I key = widen_pairs(panel + v * LANES * 2);
+          for (int r = 0; r < R; ++r)
+            sum[r][v] = add_pairs(sum[r][v], key, all(load<int32_t>(q.rows + r * q.stride + d / 2)));
+        } else {
+          I key = load<I>(panel + v * sizeof(I));
+          for (int j = 0; j < 4; ++j)
+            for (int r = 0; r < R; ++r)
+              sum[r][v] = add_pairs(sum[r][v], (I)((U)key >> 4 * j) & 0x000f000f,
+                                    all(load<int32_t>(q.rows + r * q.stride + d / 2 + j)));
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < PANEL_VECTORS; ++v) {
+        float* to = scores + r * TILE_TOKENS + v * LANES;
+        int at = token + v * LANES;
+        F score = to_float(sum[r][v]) * q.scales[r] * load<F>(levels.scales[g] + at);
+        if (C == Codec::int4) score += load<F>(levels.minima[g] + at) * q.group_sums[r * MOST_GROUPS + g];
+        store(to, g ? load<F>(to) + score : score);
+      }
+  }
+}
+
+template <Codec C, int R>
+INLINE void score_panel(const KeyPanels& keys, int i, const Queries& q, const Levels& levels, float* scores,
+                        Ahead* ahead) {
+  float* to = scores + i * PANEL_TOKENS;
+  if constexpr (in_integers<C>)
+    score_levels<C, R>(keys.at[i], keys.stride, q, levels, i * PANEL_TOKENS, to, ahead);
+  else
+    score_floats<C, R>(keys.at[i], keys.stride, q, to, ahead);
+}
+
+// ---- mixtures -----------------------------------------------------------------------------------
+
+// Dims of a chunk, which is what one load of values holds, and vectors of fp32 that it becomes. Dim
+// a * vectors + v of a chunk is summed in lane a of vector v.
+template <Codec C>
+struct Chunk {
+  static constexpr int lanes = in_integers<C> ? WORDS : LANES;
+  static constexpr int vectors = C == Codec::int8 ? 4 : C == Codec::int4 ? 8 : C == Codec::bf16 ? 2 : 1;
+  static constexpr int dims = lanes * vectors;
+  static int place(int dim) { return dim / dims * dims + dim % vectors * lanes + dim % dims / vectors; }
+};
+
+// Weights of R rows of the tile, as the product takes them.
+template <Codec C, int R>
+struct Weights {
+  const float* floats;                                                   // [R][TILE_TOKENS]
+  alignas(64) int16_t halves[in_integers<C> || BF16_PRODUCTS ? R : 1][TILE_TOKENS];  // 15 bits, or bf16
+  float factors[R];                                                      // of the 15 bits
+};
+
+template <Codec C, int R>
+INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
+  for (int r = 0; r < R; ++r) {
+    const float* from = w.floats + r * TILE_TOKENS;
+    if constexpr (in_integers<C>) {
+      alignas(64) float scaled[TILE_TOKENS];
+      F most = {};
+      I wrong = {};
+      for (int i = 0; i < TILE_TOKENS; i += LANES) {
+        F weight = load<F>(from + i);
+        F x = (F)((I)(weight * load<F>(scales + i)) & (weight != 0.0f));  // what is not seen may hold NaN
+        wrong |= x != x;
+        most = select(x > most, x, most);
+        store(scaled + i, x);
+      }
+      float largest_weight = largest(most);
+      bool whole = finite(largest_weight) && sum((F)(wrong & (I)set1(1.0f))) == 0;
+      float inverse = largest_weight > 0 && whole ? 32767.0f / largest_weight : 0.0f;
+      if (!finite(inverse)) inverse = 0;
+      w.factors[r] = whole ? largest_weight / 32767.0f : __builtin_nanf("");
+      for (int i = 0; i < TILE_TOKENS; i += LANES) {
+        I rounded = (I)(load<F>(scaled + i) * inverse + 12582912.0f) & 0xffff;
+        store(w.halves[r] + i, __builtin_convertvector(rounded, I16));
+      }
+    } else if constexpr (C == Codec::bf16 && BF16_PRODUCTS) {  // they are bf16 already
+      for (int i = 0; i < TILE_TOKENS; i += LANES)
+        store(w.halves[r] + i, __builtin_convertvector((I)((U)load<F>(from + i) >> 16), I16));
+    }
+  }
+}
+
+// acc += weights x values, over tokens [start, stop) and one chunk's dims: `acc` and `byte` are the
+// chunk's. `n_lines`: of memory that a row or a pair of rows takes.
+template <Codec C, int R>
+INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weights<C, R>& w, int chunk, int stride,
+                       float* acc, Ahead* ahead, int n_lines) {
+  constexpr int loads = VALUE_VECTORS / Chunk<C>::vectors;
+  F sum[R][VALUE_VECTORS];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = load<F>(acc + r * stride + v * LANES);
+  if constexpr (C == Codec::bf16 && BF16_PRODUCTS) {
+    for (int i = start & ~1; i < stop; i += 2) {
+      for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
+      for (int l = 0; l < loads; ++l) {
+        int64_t byte = int64_t(chunk + l) * sizeof(I);
+        I x = load<I>(values.at[i] + byte), y = load<I>(values.at[i + 1] + byte);
+        I even = (x & 0xffff) | (y << 16), odd = (I)((U)x >> 16) | (y & (int32_t)0xffff0000);
+        for (int r = 0; r < R; ++r) {
+          I weight = all(load<int32_t>(w.halves[r] + i));
+          sum[r][2 * l] = add_bf16_pairs(sum[r][2 * l], even, weight);
+          sum[r][2 * l + 1] = add_bf16_pairs(sum[r][2 * l + 1], odd, weight);
+        }
+      }
+    }
+  } else {
+    for (int i = start; i < stop; ++i) {
+      for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
+      F value[VALUE_VECTORS];
+      for (int l = 0; l < loads; ++l) {
+        I x = load<I>(values.at[i] + int64_t(chunk + l) * sizeof(I));
+        if constexpr (C == Codec::bf16)
+          value[2 * l] = (F)(x << 16), value[2 * l + 1] = (F)(x & (int32_t)0xffff0000);
+        else
+          value[l] = (F)x;
+      }
+      for (int r = 0; r < R; ++r) {
+        F weight = set1(w.floats[r * TILE_TOKENS + i]);
+        for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < VALUE_VECTORS; ++v) store(acc + r * stride + v * LANES, sum[r][v]);
+}
+
+// int8: a chunk of 4 vectors; int4: the low or high half, also of 4 vectors.
+template <Codec C, int HALF, int R>
+INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weights<C, R>& w, int chunk, int stride,
+                       float* acc, Ahead* ahead, int n_lines) {
+  W sum[R][VALUE_VECTORS] = {};
+  for (int i = start & ~1; i < stop; i += 2) {
+    for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
+    W x = load<W>(values.at[i] + chunk * sizeof(W)), y = load<W>(values.at[i + 1] + chunk * sizeof(W));
+    W value[VALUE_VECTORS];
+    if constexpr (C == Codec::int8) {
+      W low = low_halves(x, y), high = high_halves(x, y);
+      value[0] = (W)((SW)(low << 8) >> 8), value[1] = (W)((SW)low >> 8);
+      value[2] = (W)((SW)(high << 8) >> 8), value[3] = (W)((SW)high >> 8);
+    } else {
+      W half = HALF ? high_halves(x, y) : low_halves(x, y);
+      for (int v = 0; v < VALUE_VECTORS; ++v) value[v] = (W)((UW)half >> 4 * v) & 0x000f000f;
+    }
+    for (int r = 0; r < R; ++r) {
+      W weight = load<int32_t>(w.halves[r] + i) - W{};
+      for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], value[v], weight);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < VALUE_VECTORS; ++v) {
+      float* to = acc + r * stride + v * WORDS;
+      store(to, load<FW>(to) + __builtin_convertvector(sum[r][v], FW) * w.factors[r]);
+    }
+}
+
+// The minima's part: the same for every dim of a group.
+template <int R>
+INLINE void mix_minima(const float* weights, const float* minima, int n_dims, int stride, float* acc) {
+  for (int r = 0; r < R; ++r) {
+    F total = {};
+    for (int i = 0; i < TILE_TOKENS; i += LANES) {
+      F weight = load<F>(weights + r * TILE_TOKENS + i);
+      F minimum = (F)((I)load<F>(minima + i) & (weight != 0.0f));
+      total = fma(weight, minimum, total);
+    }
+    F each = set1(sum(total));
+    for (int d = 0; d < n_dims; d += LANES) store(acc + r * stride + d, load<F>(acc + r * stride + d) + each);
+  }
+}
+
+template <Codec C, int R>
+INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* weights, const Levels& levels,
+                     int dim, int stride, float* acc, Ahead* ahead) {
+  constexpr int chunk_dims = Chunk<C>::dims, step = in_integers<C> || (C == Codec::bf16 && BF16_PRODUCTS) ? 2 : 1;
+  int row_bytes = dim / Unit<C>::dims * Unit<C>::bytes, n_lines = (step * row_bytes + 32) / 64;
+  Weights<C, R> w;
+  w.floats = weights;
+  if constexpr (in_integers<C>) {
+    for (int g = 0; g < levels.n_groups; ++g) {
+      prepare_weights<C, R>(w, levels.scales[g]);
+      int first = g * levels.group_dims, last = g + 1 < levels.n_groups ? first + levels.group_dims : dim;
+      for (int d = first; d < last; d += chunk_dims) {
+        int chunk = d / chunk_dims;
+        mix_levels<C, 0, R>(values, start, stop, w, chunk, stride, acc + d, ahead, n_lines);
+        ahead = nullptr;
+        if constexpr (C == Codec::int4)
+          mix_levels<C, 1, R>(values, start, stop, w, chunk, stride, acc + d + 4 * WORDS, ahead, n_lines);
+      }
+      if constexpr (C == Codec::int4)
+        mix_minima<R>(weights, levels.minima[g], (last - first + chunk_dims - 1) / chunk_dims * chunk_dims, stride, acc + first);
+    }
+  } else {
+    prepare_weights<C, R>(w, nullptr);
+    constexpr int dims = VALUE_VECTORS * LANES;
+    for (int d = 0; d < dim; d += dims, ahead = nullptr)
+      mix_floats<C, R>(values, start, stop, w, d / chunk_dims, stride, acc + d, ahead, n_lines);
+  }
+}

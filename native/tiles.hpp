@@ -1,0 +1,231 @@
+// A tile of 128 keys or values of one head, as the products take it: where its panels or rows lie in
+// the arena or, where the arena's order does not fit the lanes, in a copy; and its scales.
+// Included inside the namespace of an instruction set.
+
+#ifndef FETCH_INTO
+#define FETCH_INTO 2
+#endif
+
+struct Span {
+  int start, stop;
+};
+
+constexpr int TILE_PANELS = TILE_TOKENS / PANEL_TOKENS;
+alignas(64) constexpr uint8_t ZEROS[MAX_DIM * sizeof(float)] = {};  // a row that is not there
+
+// Keys: [unit][16 tokens] each, units `stride` bytes apart. Only panels in the span are there, and
+// tokens of theirs beside the span hold anything, NaN included.
+struct KeyPanels {
+  Span span;
+  int64_t stride;
+  const uint8_t* at[TILE_PANELS];
+};
+
+// Values: rows of a whole number of chunks. Rows beside the span are zeros.
+struct ValueRows {
+  Span span;
+  const uint8_t* at[TILE_TOKENS + 1];
+};
+
+// Scales and minima of a tile's rows, group by group; 0 beside the span.
+struct Levels {
+  int n_groups, group_dims;
+  alignas(64) float scales[MOST_GROUPS][TILE_TOKENS];
+  alignas(64) float minima[MOST_GROUPS][TILE_TOKENS];
+};
+
+// Calls `use(block, token of the block, token of the tile, tokens)` for the runs of a span in a block.
+template <class Use>
+INLINE void each_run(const Sequences& seqs, const uint8_t* arena, int sequence, int tile, Span span, Use use) {
+  const int64_t* offsets = seqs.offsets + sequence * seqs.max_blocks;
+  int block = (tile + span.start) / seqs.block_tokens, token = (tile + span.start) % seqs.block_tokens;
+  for (int i = span.start; i < span.stop; ++block, token = 0) {
+    int n = seqs.block_tokens - token < span.stop - i ? seqs.block_tokens - token : span.stop - i;
+    use(arena + offsets[block], token, i, n);
+    i += n;
+  }
+}
+
+template <int bytes>
+INLINE void copy_units(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride, int n) {
+  for (int u = 0; u < n; ++u) __builtin_memcpy(to + u * to_stride, from + u * from_stride, bytes);
+}
+
+// Four rows of fp32 as four columns of a panel.
+INLINE void transpose_rows(const float (*rows)[MAX_DIM], int dim, float* panel) {
+  for (int d = 0; d < dim; d += 4) {
+    F4 a = load<F4>(rows[0] + d), b = load<F4>(rows[1] + d), c = load<F4>(rows[2] + d), e = load<F4>(rows[3] + d);
+    F4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ce = __builtin_shufflevector(c, e, 0, 4, 1, 5);
+    F4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7), ce_high = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+    store(panel + d * PANEL_TOKENS, __builtin_shufflevector(ab, ce, 0, 1, 4, 5));
+    store(panel + (d + 1) * PANEL_TOKENS, __builtin_shufflevector(ab, ce, 2, 3, 6, 7));
+    store(panel + (d + 2) * PANEL_TOKENS, __builtin_shufflevector(ab_high, ce_high, 0, 1, 4, 5));
+    store(panel + (d + 3) * PANEL_TOKENS, __builtin_shufflevector(ab_high, ce_high, 2, 3, 6, 7));
+  }
+}
+
+template <Codec C>
+void find_keys(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
+               Span span, float* room, KeyPanels& found) {
+  constexpr int bytes = Unit<C>::bytes;
+  int n_units = p.dim / Unit<C>::dims;
+  auto* copy = reinterpret_cast<uint8_t*>(room);
+  int64_t panel_bytes = int64_t(n_units) * PANEL_TOKENS * bytes;
+  int first = span.start / PANEL_TOKENS, last = (span.stop - 1) / PANEL_TOKENS;
+  found.span = span;
+  found.stride = PANEL_TOKENS * bytes;
+  if (in_units<C> && p.data.token_stride == bytes && seqs.block_tokens % PANEL_TOKENS == 0) {
+    const int64_t* offsets = seqs.offsets + sequence * seqs.max_blocks;
+    found.stride = p.data.unit_stride;
+    for (int i = first; i <= last; ++i) {
+      int token = tile + i * PANEL_TOKENS;
+      found.at[i] = arena + offsets[token / seqs.block_tokens] + p.data.offset + head * p.data.head_stride +
+                    token % seqs.block_tokens * p.data.token_stride;
+    }
+    return;
+  }
+  for (int i = first; i <= last; ++i) found.at[i] = copy + i * panel_bytes;
+  if constexpr (in_units<C>) {
+    each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+      for (int stop = i + n; i < stop; ++i, ++token)
+        copy_units<bytes>(row_at(p, block, head, token).data, p.data.unit_stride,
+                          copy + i / PANEL_TOKENS * panel_bytes + i % PANEL_TOKENS * bytes, found.stride, n_units);
+    });
+  } else {
+    alignas(64) float rows[4][MAX_DIM];
+    each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+      for (int stop = i + n; i < stop; ++i, ++token) {
+        decode_row<C>(row_at(p, block, head, token), p.dim, p.dim, rows[i % 4]);
+        if (i % 4 == 3 || i + 1 == span.stop)
+          transpose_rows(rows, p.dim, room + i / PANEL_TOKENS * panel_bytes / 4 + i % PANEL_TOKENS / 4 * 4);
+      }
+    });
+  }
+}
+
+template <Codec C>
+void find_values(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
+                 Span span, int chunk_dims, float* room, ValueRows& found) {
+  constexpr int bytes = Unit<C>::bytes, dims = Unit<C>::dims;
+  auto* copy = reinterpret_cast<uint8_t*>(room);
+  int padded = (p.dim + chunk_dims - 1) / chunk_dims * chunk_dims;
+  int64_t row_bytes = int64_t(padded) / dims * bytes;
+  bool there = (in_units<C> || C == Codec::fp32) && padded == p.dim && p.data.unit_stride == p.data.unit_bytes;
+  found.span = span;
+  for (int i = 0; i < span.start; ++i) found.at[i] = ZEROS;
+  for (int i = span.stop; i <= TILE_TOKENS; ++i) found.at[i] = ZEROS;
+  each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+    const uint8_t* row = block + p.data.offset + head * p.data.head_stride + token * p.data.token_stride;
+    for (int stop = i + n; i < stop; ++i, ++token, row += p.data.token_stride) {
+      found.at[i] = there ? row : copy + i * row_bytes;
+      if (there) continue;
+      if constexpr (in_units<C>) {
+        uint8_t* to = copy + i * row_bytes;
+        copy_units<bytes>(row, p.data.unit_stride, to, bytes, p.dim / dims);
+        for (int64_t at = int64_t(p.dim) / dims * bytes; at < row_bytes; ++at) to[at] = 0;
+      } else {
+        decode_row<C>(row_at(p, block, head, token), p.dim, padded, room + i * padded);
+      }
+    }
+  });
+}
+
+INLINE void load_halves(const uint8_t* from, int64_t stride, int n, float* to) {
+  int i = 0;
+  if (stride == 2)
+    for (; i + LANES <= n; i += LANES) store(to + i, from_fp16(from + 2 * i));
+  for (; i < n; ++i) to[i] = half_to_float(load<uint16_t>(from + i * stride));
+}
+
+template <Codec C>
+void load_levels(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
+                 Span span, Levels& levels) {
+  levels.group_dims = C == Codec::int4 ? GROUP_DIMS : MAX_DIM;
+  levels.n_groups = C == Codec::int4 ? (p.dim + GROUP_DIMS - 1) / GROUP_DIMS : C == Codec::int8;
+  for (int g = 0; g < levels.n_groups; ++g) {
+    for (float* to : {levels.scales[g], levels.minima[g]}) {
+      for (int i = 0; i < span.start; ++i) to[i] = 0;
+      for (int i = span.stop; i < TILE_TOKENS; ++i) to[i] = 0;
+    }
+    each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+      RowAt row = row_at(p, block, head, token);
+      if constexpr (C == Codec::int8) {
+        if (p.scale.token_stride == 4)
+          __builtin_memcpy(levels.scales[0] + i, row.scale, n * sizeof(float));
+        else
+          for (int j = 0; j < n; ++j) levels.scales[0][i + j] = load<float>(row.scale + j * p.scale.token_stride);
+      }
+      if constexpr (C == Codec::int4) {
+        load_halves(row.scale + g * p.scale.unit_stride, p.scale.token_stride, n, levels.scales[g] + i);
+        load_halves(row.minimum + g * p.minimum.unit_stride, p.minimum.token_stride, n, levels.minima[g] + i);
+      }
+    });
+  }
+}
+
+// Fetches a layer's part of one block after another, a cache line for each line that a product
+// takes: so a tile ahead of its use, and in the order of addresses, which suits the memory most.
+struct Ahead {
+  struct Run {
+    int64_t offset, n_bytes;
+  };
+
+  const Sequences& seqs;
+  const uint8_t* arena;
+  const int64_t* offsets;  // of the sequence's blocks
+  int block, stop;         // blocks that are left
+  int run = 0, n_runs = 0;
+  Run runs[8];
+  const uint8_t *at = ZEROS, *end = ZEROS;
+  int lines = 2;  // for each line that is taken: at first two, to get ahead
+
+  Ahead(const Attend& call, const Entry& entry, int first_token, int stop_token)
+      : seqs(*call.sequences), arena(call.arena), offsets(seqs.offsets + entry.sequence * seqs.max_blocks),
+        block(first_token / seqs.block_tokens - 1),
+        stop((stop_token + seqs.block_tokens - 1) / seqs.block_tokens) {
+    auto add = [&](const Field& f) {
+      Run next = {f.offset + entry.head * f.head_stride, entry.n_heads * f.head_stride};
+      if (next.n_bytes == 0) return;
+      if (n_runs && runs[n_runs - 1].offset + runs[n_runs - 1].n_bytes + 64 >= next.offset &&
+          next.offset > runs[n_runs - 1].offset)
+        runs[n_runs - 1].n_bytes = next.offset + next.n_bytes - runs[n_runs - 1].offset;
+      else
+        runs[n_runs++] = next;
+    };
+    for (const Plane* p : {call.keys, call.values})
+      for (const Field* f : {&p->data, &p->high, &p->scale, &p->minimum}) add(*f);
+    run = n_runs - 1;
+    next();
+  }
+
+  void next() {
+    if (++run == n_runs) {
+      run = 0, ++block;
+      while (block < stop && offsets[block] < 0) ++block;
+    }
+    if (block >= stop) {
+      lines = 0;
+      at = ZEROS, end = ZEROS + 1;
+      return;
+    }
+    at = arena + offsets[block] + runs[run].offset;
+    end = at + runs[run].n_bytes;
+  }
+
+  // The product took a line.
+  INLINE_MEMBER void step() {
+    for (int i = 0; i < lines; ++i) {
+      __builtin_prefetch(at, 0, FETCH_INTO);
+      at += 64;
+      if (at >= end) next();
+    }
+  }
+
+  // A tile begins: the fetches are at least at its end.
+  void reach(int token) {
+    if (token / seqs.block_tokens <= block) return;
+    block = token / seqs.block_tokens - 1;
+    run = n_runs - 1;
+    next();
+  }
+};
