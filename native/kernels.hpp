@@ -56,7 +56,8 @@ INLINE void by_rows(int rows, Use use) {
     if (row + 6 <= rows) use.template operator()<6>(row), row += 6;
   if constexpr (MOST > 3)
     if (row + 3 <= rows) use.template operator()<3>(row), row += 3;
-  if (row + 2 <= rows) use.template operator()<2>(row), row += 2;
+  if constexpr (MOST > 2)
+    if (row + 2 <= rows) use.template operator()<2>(row), row += 2;
   if (row < rows) use.template operator()<1>(row);
 }
 
@@ -96,7 +97,7 @@ void mix(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ahea
   find_values<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, chunk_dims, s.tile, values);
   load_levels<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, levels);
   int stride = t.shape().padded_value_dim;
-  by_rows<MOST_ROWS>(t.rows, [&]<int R>(int row) {
+  by_rows<VALUE_ROWS>(t.rows, [&]<int R>(int row) {
     Span part = seen(t, row, R, tile, span);
     if (part.start >= part.stop) return;
     mix_rows<K, R>(values, part.start, part.stop, s.scores + row * TILE_TOKENS, levels, p.dim, stride,

@@ -13,8 +13,14 @@
 #endif
 
 constexpr int PANEL_VECTORS = PANEL_TOKENS / LANES;
-constexpr int VALUE_VECTORS = 4;                        // of dims that are summed at a time
-constexpr int KEY_ROWS = MOST_ROWS * 4 / PANEL_VECTORS / (LANES == 16 ? 2 : 1);  // whose sums fit the registers
+constexpr int REGISTERS = LANES == 16 ? 32 : 16;
+constexpr int VALUE_VECTORS = REGISTERS == 32 ? 4 : 2;  // of dims that are summed at a time
+constexpr int LEVEL_VECTORS = 2;                        // of them where values are levels
+
+// Rows whose sums stay in registers beside keys or values, a weight and what a compiler needs: one
+// sum less there costs less than one that is spilled, since each waits for its last.
+constexpr int KEY_ROWS = REGISTERS == 32 ? 12 : 8 / PANEL_VECTORS;
+constexpr int VALUE_ROWS = REGISTERS == 32 ? 6 : 4;
 
 // Values are mixed in vectors of 32 bytes at most: a row of int4 is not longer as a rule.
 constexpr int WORDS = LANES > 8 ? 8 : LANES;
@@ -139,22 +145,24 @@ struct Queries {
 template <Codec C, int R>
 INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q, float* scores, Ahead* ahead) {
   F sum[R][PANEL_VECTORS] = {};
-  constexpr int dims = Unit<C>::dims;
+  constexpr int dims = Unit<C>::dims, parts = C == Codec::bf16 ? 2 : 1;
   for (int d = 0; d < q.dim; d += dims, panel += stride) {
     if (ahead) ahead->step();
-    for (int v = 0; v < PANEL_VECTORS; ++v) {
-      I key = load<I>(panel + v * sizeof(I));
+    for (int part = 0; part < parts; ++part) {
+      I key[PANEL_VECTORS];
+      for (int v = 0; v < PANEL_VECTORS; ++v) {
+        key[v] = load<I>(panel + v * sizeof(I));
+        if (C == Codec::bf16 && !BF16_PRODUCTS) key[v] = part ? key[v] & (int32_t)0xffff0000 : key[v] << 16;
+      }
+      if (C == Codec::bf16 && BF16_PRODUCTS && part >= q.parts) break;
       for (int r = 0; r < R; ++r) {
         const float* query = q.rows + r * q.stride;
-        if constexpr (C == Codec::fp32) {
-          sum[r][v] = fma(set1(query[d]), (F)key, sum[r][v]);
-        } else if constexpr (BF16_PRODUCTS) {
-          sum[r][v] = add_bf16_pairs(sum[r][v], key, all(load<int32_t>(query + d / 2)));
-          if (q.parts == 2)
-            sum[r][v] = add_bf16_pairs(sum[r][v], key, all(load<int32_t>(query + q.dim / 2 + d / 2)));
+        if constexpr (C == Codec::bf16 && BF16_PRODUCTS) {
+          I both = all(load<int32_t>(query + part * (q.dim / 2) + d / 2));
+          for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_bf16_pairs(sum[r][v], key[v], both);
         } else {
-          sum[r][v] = fma(set1(query[d]), (F)(key << 16), sum[r][v]);
-          sum[r][v] = fma(set1(query[d + 1]), (F)(key & (int32_t)0xffff0000), sum[r][v]);
+          F one = set1(query[d + part]);
+          for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = fma(one, (F)key[v], sum[r][v]);
         }
       }
     }
@@ -174,17 +182,15 @@ INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q,
     I sum[R][PANEL_VECTORS] = {};
     for (; d < stop; d += dims, panel += stride) {
       if (ahead && (C == Codec::int4 || d % 4 == 0)) ahead->step();
-      for (int v = 0; v < PANEL_VECTORS; ++v) {
-        if constexpr (C == Codec::int8) {
-          I key = widen_pairs(panel + v * LANES * 2);
-          for (int r = 0; r < R; ++r)
-            sum[r][v] = add_pairs(sum[r][v], key, all(load<int32_t>(q.rows + r * q.stride + d / 2)));
-        } else {
-          I key = load<I>(panel + v * sizeof(I));
-          for (int j = 0; j < 4; ++j)
-            for (int r = 0; r < R; ++r)
-              sum[r][v] = add_pairs(sum[r][v], (I)((U)key >> 4 * j) & 0x000f000f,
-                                    all(load<int32_t>(q.rows + r * q.stride + d / 2 + j)));
+      for (int pair = 0; pair < dims / 2; ++pair) {
+        I key[PANEL_VECTORS];
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+          if constexpr (C == Codec::int8) key[v] = widen_pairs(panel + v * LANES * 2);
+          else key[v] = (I)(load<U>(panel + v * sizeof(I)) >> 4 * pair) & 0x000f000f;
+        }
+        for (int r = 0; r < R; ++r) {
+          I both = all(load<int32_t>(q.rows + r * q.stride + d / 2 + pair));
+          for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], key[v], both);
         }
       }
     }
@@ -286,17 +292,17 @@ INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weigh
   } else {
     for (int i = start; i < stop; ++i) {
       for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
-      F value[VALUE_VECTORS];
       for (int l = 0; l < loads; ++l) {
         I x = load<I>(values.at[i] + int64_t(chunk + l) * sizeof(I));
-        if constexpr (C == Codec::bf16)
-          value[2 * l] = (F)(x << 16), value[2 * l + 1] = (F)(x & (int32_t)0xffff0000);
-        else
-          value[l] = (F)x;
-      }
-      for (int r = 0; r < R; ++r) {
-        F weight = set1(w.floats[r * TILE_TOKENS + i]);
-        for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
+        for (int r = 0; r < R; ++r) {
+          F weight = set1(w.floats[r * TILE_TOKENS + i]);
+          if constexpr (C == Codec::bf16) {
+            sum[r][2 * l] = fma(weight, (F)(x << 16), sum[r][2 * l]);
+            sum[r][2 * l + 1] = fma(weight, (F)(x & (int32_t)0xffff0000), sum[r][2 * l + 1]);
+          } else {
+            sum[r][l] = fma(weight, (F)x, sum[r][l]);
+          }
+        }
       }
     }
   }
@@ -304,31 +310,30 @@ INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weigh
     for (int v = 0; v < VALUE_VECTORS; ++v) store(acc + r * stride + v * LANES, sum[r][v]);
 }
 
-// int8: a chunk of 4 vectors; int4: the low or high half, also of 4 vectors.
-template <Codec C, int HALF, int R>
+// Two vectors, number `PART` of a chunk's twos.
+template <Codec C, int PART, int R>
 INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weights<C, R>& w, int chunk, int stride,
                        float* acc, Ahead* ahead, int n_lines) {
-  W sum[R][VALUE_VECTORS] = {};
+  constexpr bool high = C == Codec::int8 ? PART == 1 : PART >= 2;
+  W sum[R][LEVEL_VECTORS] = {};
   for (int i = start & ~1; i < stop; i += 2) {
     for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
     W x = load<W>(values.at[i] + chunk * sizeof(W)), y = load<W>(values.at[i + 1] + chunk * sizeof(W));
-    W value[VALUE_VECTORS];
+    W both = high ? high_halves(x, y) : low_halves(x, y), value[LEVEL_VECTORS];
     if constexpr (C == Codec::int8) {
-      W low = low_halves(x, y), high = high_halves(x, y);
-      value[0] = (W)((SW)(low << 8) >> 8), value[1] = (W)((SW)low >> 8);
-      value[2] = (W)((SW)(high << 8) >> 8), value[3] = (W)((SW)high >> 8);
+      value[0] = (W)((SW)(both << 8) >> 8), value[1] = (W)((SW)both >> 8);
     } else {
-      W half = HALF ? high_halves(x, y) : low_halves(x, y);
-      for (int v = 0; v < VALUE_VECTORS; ++v) value[v] = (W)((UW)half >> 4 * v) & 0x000f000f;
+      constexpr int first = PART % 2 * 2 * 4;  // bits
+      value[0] = (W)((UW)both >> first) & 0x000f000f, value[1] = (W)((UW)both >> (first + 4)) & 0x000f000f;
     }
     for (int r = 0; r < R; ++r) {
       W weight = load<int32_t>(w.halves[r] + i) - W{};
-      for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], value[v], weight);
+      for (int v = 0; v < LEVEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], value[v], weight);
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < VALUE_VECTORS; ++v) {
-      float* to = acc + r * stride + v * WORDS;
+    for (int v = 0; v < LEVEL_VECTORS; ++v) {
+      float* to = acc + r * stride + (PART * LEVEL_VECTORS + v) * WORDS;
       store(to, load<FW>(to) + __builtin_convertvector(sum[r][v], FW) * w.factors[r]);
     }
 }
@@ -363,8 +368,11 @@ INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* 
         int chunk = d / chunk_dims;
         mix_levels<C, 0, R>(values, start, stop, w, chunk, stride, acc + d, ahead, n_lines);
         ahead = nullptr;
-        if constexpr (C == Codec::int4)
-          mix_levels<C, 1, R>(values, start, stop, w, chunk, stride, acc + d + 4 * WORDS, ahead, n_lines);
+        mix_levels<C, 1, R>(values, start, stop, w, chunk, stride, acc + d, nullptr, 0);
+        if constexpr (C == Codec::int4) {
+          mix_levels<C, 2, R>(values, start, stop, w, chunk, stride, acc + d, nullptr, 0);
+          mix_levels<C, 3, R>(values, start, stop, w, chunk, stride, acc + d, nullptr, 0);
+        }
       }
       if constexpr (C == Codec::int4)
         mix_minima<R>(weights, levels.minima[g], (last - first + chunk_dims - 1) / chunk_dims * chunk_dims, stride, acc + first);
