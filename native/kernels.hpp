@@ -182,11 +182,14 @@ void store_results(const Task& t) {
     for (int row = 0; row < t.rows; ++row) {
       int64_t at = ((t.entry.token + row / shape.shared) * int64_t(heads) +
                     (t.entry.head + head) * shape.shared + row % shape.shared) * shape.value_dim;
-      const float* from = s.merged + row * shape.padded_value_dim;
-      for (int d = 0; d < shape.value_dim; ++d) {
-        float x = from[Chunk<K>::place(d)] / s.merged_l[row];
-        if (t.call.query.bf16) static_cast<uint16_t*>(t.call.result)[at + d] = to_bf16(x);
-        else static_cast<float*>(t.call.result)[at + d] = x;
+      float* sums = s.merged + row * shape.padded_value_dim;
+      for (int d = 0; d < shape.padded_value_dim; d += LANES) store(sums + d, load<F>(sums + d) / s.merged_l[row]);
+      if (t.call.query.bf16) {
+        auto* to = static_cast<uint16_t*>(t.call.result) + at;
+        for (int d = 0; d < shape.value_dim; ++d) to[d] = to_bf16(sums[Chunk<K>::place(d)]);
+      } else {
+        auto* to = static_cast<float*>(t.call.result) + at;
+        for (int d = 0; d < shape.value_dim; ++d) to[d] = sums[Chunk<K>::place(d)];
       }
     }
   }
@@ -243,7 +246,7 @@ void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
     for (int row = 0; row < t.rows; ++row) {
       if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
       hide(t, s.scores + row * TILE_TOKENS, row, tile, span);
-      soften(t, s, row, BF16_PRODUCTS && t.call.values->codec == Codec::bf16);
+      soften(t, s, row, BF16_PAIRS && t.call.values->codec == Codec::bf16);
     }
     with_codec(*t.call.values, [&]<Codec C>() { mix<C>(t, s, kv_head, tile, span, ahead); });
   }

@@ -6,11 +6,7 @@
 // whatever the number of rows. int8 and int4 levels meet queries and weights of 15 bits and a sign:
 // 127 * 32767 * 512 stays below 2^31, so these sums are exact.
 
-#if defined(__AVX512BF16__) || defined(HOLDOVER_EMULATE_BF16)
-#define BF16_PRODUCTS 1  // queries in one or two bf16 parts, weights rounded to bf16
-#else
-#define BF16_PRODUCTS 0  // fp32
-#endif
+// With BF16_PAIRS queries are one or two bf16 parts and weights of bf16 values are rounded to bf16.
 
 constexpr int PANEL_VECTORS = PANEL_TOKENS / LANES;
 constexpr int REGISTERS = LANES == 16 ? 32 : 16;
@@ -103,9 +99,17 @@ INLINE float to_int16(const float* x, int n, int16_t* to, Place place) {
     most = bits > most ? bits : most;
   }
   float largest = float_of(most), inverse = largest > 0 ? 32767.0f / largest : 0.0f;
-  if (!finite(largest) || !finite(inverse)) inverse = 0;  // the scale tells; or all are next to zero
-  for (int i = 0; i < n; ++i) to[place(i)] = int16_t(level(x[i] * inverse, -32767, 32767));
-  return finite(largest) ? largest / 32767.0f : __builtin_nanf("");
+  bool whole = finite(largest);
+  if (!whole || !finite(inverse)) inverse = 0;  // the scale tells; or all are next to zero
+  alignas(64) int32_t levels[MAX_DIM];
+  for (int i = 0; i < n; i += LANES) {
+    F part = {};
+    if (i + LANES <= n) part = load<F>(x + i);
+    else __builtin_memcpy(&part, x + i, (n - i) * sizeof(float));
+    store(levels + i, (I)(part * inverse + 12582912.0f));
+  }
+  for (int i = 0; i < n; ++i) to[place(i)] = int16_t(levels[i]);
+  return whole ? largest / 32767.0f : __builtin_nanf("");
 }
 
 // A query row as the product takes it, in the place of its floats, and its scale. int4: the sums of
@@ -122,7 +126,7 @@ INLINE float prepare_query(const float* x, int dim, float scale, float* to, floa
     auto place = [](int d) { return d / 8 * 8 + d % 4 * 2 + d % 8 / 4; };  // elements j and j + 4 are a pair
     return to_int16(x, dim, reinterpret_cast<int16_t*>(to), place) * scale;
   }
-  if (C == Codec::bf16 && BF16_PRODUCTS) {
+  if (C == Codec::bf16 && BF16_PAIRS) {
     auto* parts = reinterpret_cast<uint16_t*>(to);
     for (int d = 0; d < dim; ++d) {
       parts[d] = to_bf16(x[d]);
@@ -152,12 +156,12 @@ INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q,
       I key[PANEL_VECTORS];
       for (int v = 0; v < PANEL_VECTORS; ++v) {
         key[v] = load<I>(panel + v * sizeof(I));
-        if (C == Codec::bf16 && !BF16_PRODUCTS) key[v] = part ? key[v] & (int32_t)0xffff0000 : key[v] << 16;
+        if (C == Codec::bf16 && !BF16_PAIRS) key[v] = part ? key[v] & (int32_t)0xffff0000 : key[v] << 16;
       }
-      if (C == Codec::bf16 && BF16_PRODUCTS && part >= q.parts) break;
+      if (C == Codec::bf16 && BF16_PAIRS && part >= q.parts) break;
       for (int r = 0; r < R; ++r) {
         const float* query = q.rows + r * q.stride;
-        if constexpr (C == Codec::bf16 && BF16_PRODUCTS) {
+        if constexpr (C == Codec::bf16 && BF16_PAIRS) {
           I both = all(load<int32_t>(query + part * (q.dim / 2) + d / 2));
           for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_bf16_pairs(sum[r][v], key[v], both);
         } else {
@@ -170,7 +174,7 @@ INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q,
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < PANEL_VECTORS; ++v)
       store(scores + r * TILE_TOKENS + v * LANES,
-            C == Codec::bf16 && BF16_PRODUCTS ? sum[r][v] * q.scales[r] : sum[r][v]);
+            C == Codec::bf16 && BF16_PAIRS ? sum[r][v] * q.scales[r] : sum[r][v]);
 }
 
 template <Codec C, int R>
@@ -231,7 +235,7 @@ struct Chunk {
 template <Codec C, int R>
 struct Weights {
   const float* floats;                                                   // [R][TILE_TOKENS]
-  alignas(64) int16_t halves[in_integers<C> || BF16_PRODUCTS ? R : 1][TILE_TOKENS];  // 15 bits, or bf16
+  alignas(64) int16_t halves[in_integers<C> || BF16_PAIRS ? R : 1][TILE_TOKENS];  // 15 bits, or bf16
   float factors[R];                                                      // of the 15 bits
 };
 
@@ -259,7 +263,7 @@ INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
         I rounded = (I)(load<F>(scaled + i) * inverse + 12582912.0f) & 0xffff;
         store(w.halves[r] + i, __builtin_convertvector(rounded, I16));
       }
-    } else if constexpr (C == Codec::bf16 && BF16_PRODUCTS) {  // they are bf16 already
+    } else if constexpr (C == Codec::bf16 && BF16_PAIRS) {  // they are bf16 already
       for (int i = 0; i < TILE_TOKENS; i += LANES)
         store(w.halves[r] + i, __builtin_convertvector((I)((U)load<F>(from + i) >> 16), I16));
     }
@@ -275,7 +279,7 @@ INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weigh
   F sum[R][VALUE_VECTORS];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = load<F>(acc + r * stride + v * LANES);
-  if constexpr (C == Codec::bf16 && BF16_PRODUCTS) {
+  if constexpr (C == Codec::bf16 && BF16_PAIRS) {
     for (int i = start & ~1; i < stop; i += 2) {
       for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
       for (int l = 0; l < loads; ++l) {
@@ -356,7 +360,7 @@ INLINE void mix_minima(const float* weights, const float* minima, int n_dims, in
 template <Codec C, int R>
 INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* weights, const Levels& levels,
                      int dim, int stride, float* acc, Ahead* ahead) {
-  constexpr int chunk_dims = Chunk<C>::dims, step = in_integers<C> || (C == Codec::bf16 && BF16_PRODUCTS) ? 2 : 1;
+  constexpr int chunk_dims = Chunk<C>::dims, step = in_integers<C> || (C == Codec::bf16 && BF16_PAIRS) ? 2 : 1;
   int row_bytes = dim / Unit<C>::dims * Unit<C>::bytes, n_lines = (step * row_bytes + 32) / 64;
   Weights<C, R> w;
   w.floats = weights;

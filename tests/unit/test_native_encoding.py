@@ -93,7 +93,7 @@ def test_keys_values_and_layers_of_different_codecs() -> None:
     for layer in range(2):
         steps[0].write(layer, {plane: torch.randn(n_tokens, HEADS, dim) for plane in "kv"})
         got, want = (step.attend(layer, query, dim**-0.5) for step in steps)
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+        torch.testing.assert_close(got, want, atol=4e-4, rtol=0)  # 15 bit products of levels
 
 
 def assert_same(got: Tensor, want: Tensor, holds_fp8: bool, where: str) -> None:
