@@ -1,18 +1,22 @@
 """Attention alone: codecs by contexts, and the native kernels against the reference.
 
-    python benchmarks/attention.py [--contexts 512,6000] [--codecs bf16,int8] [--prefill 2000]
+    python benchmarks/attention.py [--contexts 16,6000] [--codecs bf16,int8] [--prefill 2000]
 
 One decoding sequence with the geometry of SmolLM2-135M (30 layers, 3 KV heads of 64 dims for 9
 query heads), its blocks scattered over the arena; a step attends in every layer. Each round times
 each line once, so that what disturbs the machine disturbs all alike; printed are the median, the
 fastest and the slowest round, the KV bytes that a step reads per second, and their share of the
-bandwidth at which the same threads read plain memory in the same rounds.
+bandwidth at which the same threads read plain memory in the same rounds. Of each backend the
+medians are compared too: bf16's time over the other codecs'. A prefill's rate counts products of
+what queries see, two operations each.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -86,9 +90,20 @@ class Cache:
             step.attend(layer, query, HEAD_DIM**-0.5)
 
 
+def compare(lines: Sequence[Line], backends: Sequence[str]) -> None:
+    """How much faster than bf16 each codec is."""
+    medians = {line.name: statistics.median(line.seconds) for line in lines}
+    for backend in backends:
+        bf16 = medians.get(f"{backend} bf16", 0.0)
+        others = {name: t for name, t in medians.items() if name.startswith(f"{backend} ")}
+        ratios = [f"{name.split()[1]} {bf16 / t:.2f}" for name, t in others.items() if t != bf16]
+        if bf16 and ratios:
+            print(f"{backend}, times faster than bf16: {', '.join(ratios)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contexts", default="512,6000")
+    parser.add_argument("--contexts", default="16,128,512,2000,6000")
     parser.add_argument("--codecs", default="fp32,bf16,int8,int4")
     parser.add_argument("--backends", default="native,reference")
     parser.add_argument("--prefill", type=int, default=2000)
@@ -112,6 +127,7 @@ def main() -> None:
                 run = lambda c=cache, n=context_tokens: c.decode(n)  # noqa: E731
                 lines.append(Line(f"{backend} {codec}", n_bytes, run, clock))
         measure(lines, asked.rounds, plain)
+        compare(lines, backends)
     if asked.prefill:
         print(f"prefill of {asked.prefill} tokens in steps of {STEP_TOKENS}: write and attend")
         lines = []
@@ -120,8 +136,12 @@ def main() -> None:
                 cache = Cache.of(backend, codec, asked.prefill, threads)
                 run = lambda c=cache: c.fill(asked.prefill, attend=True)  # noqa: E731
                 n_bytes = cache.layout.read_bytes(asked.prefill)
-                lines.append(Line(f"{backend} {codec}", n_bytes, run, clock))
+                # query and key, weight and value: 2 products of a multiplication and an addition
+                seen = asked.prefill * (asked.prefill + 1) / 2
+                operations = 4.0 * seen * LAYERS * QUERY_HEADS * HEAD_DIM
+                lines.append(Line(f"{backend} {codec}", n_bytes, run, clock, operations))
         measure(lines, max(1, asked.rounds // 10), None)
+        compare(lines, backends)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ bytes after it, and new tensors are filled with NaN.
 
 Tolerances, for rows of unit variance: 1e-5 against the oracle on the rows as the codec gives them
 back, plus 16 times the codec's stated error against the oracle on the exact rows (the error is a
-fraction of the largest magnitude in a head, which is about 4). Native kernels multiply the levels of
-int8 and int4 as integers: queries and weights then have 15 bits below the largest of their row, half
-a step of which is 4 / 2^16, and 4e-4 is allowed; int8 itself is off by 1.6e-2. With bf16 instructions
-weights over bf16 values are rounded to bf16, which is 2^-9 of each, and 2^-8 is allowed.
+fraction of the largest magnitude in a head, which is about 4). Native kernels multiply the levels
+of int8 and int4 as integers: queries and weights then have 15 bits below the largest of their row,
+half a step of which is 4 / 2^16, and 4e-4 is allowed; int8 itself is off by 1.6e-2. With bf16
+instructions weights of bf16 values are rounded to bf16, by 2^-9 of each, and 2^-8 is allowed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def row_field(
 
 def in_units(rows: Tensor, unit_items: int) -> Tensor:
     """[..., items] as [..., units, items of a unit]; flattened they are what they were."""
-    return rows.unflatten(-1, (-1, _unit_items(rows.shape[-1], unit_items)))
+    size = _unit_items(rows.shape[-1], unit_items)
+    return rows.reshape(*rows.shape[:-1], exact_div(rows.shape[-1], size), size)
 
 
 def _unit_items(n_items: int, unit_items: int) -> int:
