@@ -15,6 +15,7 @@ namespace {
 #include "products.hpp"
 
 constexpr float LEAST = -1e30f;  // a maximum of nothing: finite, so that differences are numbers
+constexpr int FIRST_LINES = 16;
 constexpr int AHEAD_TOKENS = 8;  // tasks of more query tokens are bound by arithmetic
 
 // One KV head's part of a task's scratch memory.
@@ -242,6 +243,7 @@ void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
   for (int head = 0; head < t.entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
     int kv_head = t.entry.head + head;
+    if (ahead) ahead->pace(tile + TILE_TOKENS);
     with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, kv_head, tile, span, ahead); });
     for (int row = 0; row < t.rows; ++row) {
       if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
@@ -262,9 +264,7 @@ void attend_split(const Task& t, const Visible& visible, int split, Ahead* ahead
     for (int i = 0; i < 2; ++i) {
       Span span = visible.within(i, tile, tile + TILE_TOKENS);
       if (span.start >= span.stop) continue;
-      if (ahead) ahead->reach(tile + TILE_TOKENS);
       attend_tile(t, tile, {span.start - tile, span.stop - tile}, ahead);
-      if (ahead && ahead->lines) ahead->lines = 1;
     }
 }
 
@@ -310,6 +310,7 @@ void attend_task(const Attend& call, int entry_index, float* memory) {
   Span read = visible.within(1, first * SPLIT_TOKENS, stop * SPLIT_TOKENS);
   Ahead fetching(call, entry, read.start, read.stop);
   Ahead* ahead = entry.n_tokens <= AHEAD_TOKENS ? &fetching : nullptr;
+  for (int i = 0; ahead && i < FIRST_LINES; ++i) ahead->step();
   if (!whole) return attend_part(t, visible, ahead);
   for (int split = first; split < stop; ++split) {
     attend_split(t, visible, split, ahead);

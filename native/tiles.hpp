@@ -2,10 +2,6 @@
 // the arena or, where the arena's order does not fit the lanes, in a copy; and its scales.
 // Included inside the namespace of an instruction set.
 
-#ifndef FETCH_INTO
-#define FETCH_INTO 2
-#endif
-
 struct Span {
   int start, stop;
 };
@@ -163,8 +159,8 @@ void load_levels(const Sequences& seqs, const uint8_t* arena, int sequence, cons
   }
 }
 
-// Fetches a layer's part of one block after another, a cache line for each line that a product
-// takes: so a tile ahead of its use, and in the order of addresses, which suits the memory most.
+// Fetches the blocks of a tile, keys and then values, and then those of the next, a cache line or
+// more for each line that a product takes: so most of a tile ahead of its use, in runs of all heads.
 struct Ahead {
   struct Run {
     int64_t offset, n_bytes;
@@ -173,59 +169,60 @@ struct Ahead {
   const Sequences& seqs;
   const uint8_t* arena;
   const int64_t* offsets;  // of the sequence's blocks
-  int block, stop;         // blocks that are left
-  int run = 0, n_runs = 0;
-  Run runs[8];
+  int tile_blocks, n_heads;
+  int tile, block, stop;  // first block of the tile, block that is fetched, end of all
+  int plane = 0, run = 0, n_runs[2] = {};
+  Run runs[2][4];
   const uint8_t *at = ZEROS, *end = ZEROS;
-  int lines = 2;  // for each line that is taken: at first two, to get ahead
+  int lines;  // for each line that is taken
 
   Ahead(const Attend& call, const Entry& entry, int first_token, int stop_token)
       : seqs(*call.sequences), arena(call.arena), offsets(seqs.offsets + entry.sequence * seqs.max_blocks),
-        block(first_token / seqs.block_tokens - 1),
-        stop((stop_token + seqs.block_tokens - 1) / seqs.block_tokens) {
-    auto add = [&](const Field& f) {
-      Run next = {f.offset + entry.head * f.head_stride, entry.n_heads * f.head_stride};
-      if (next.n_bytes == 0) return;
-      if (n_runs && runs[n_runs - 1].offset + runs[n_runs - 1].n_bytes + 64 >= next.offset &&
-          next.offset > runs[n_runs - 1].offset)
-        runs[n_runs - 1].n_bytes = next.offset + next.n_bytes - runs[n_runs - 1].offset;
-      else
-        runs[n_runs++] = next;
-    };
-    for (const Plane* p : {call.keys, call.values})
-      for (const Field* f : {&p->data, &p->high, &p->scale, &p->minimum}) add(*f);
-    run = n_runs - 1;
-    next();
+        tile_blocks((TILE_TOKENS + seqs.block_tokens - 1) / seqs.block_tokens), n_heads(entry.n_heads),
+        tile(first_token / seqs.block_tokens), block(tile),
+        stop((stop_token + seqs.block_tokens - 1) / seqs.block_tokens), lines(n_heads + 1) {
+    const Plane* planes[] = {call.keys, call.values};
+    for (int p = 0; p < 2; ++p)
+      for (const Field* f : {&planes[p]->data, &planes[p]->high, &planes[p]->scale, &planes[p]->minimum})
+        if (f->head_stride)
+          runs[p][n_runs[p]++] = {f->offset + entry.head * f->head_stride, entry.n_heads * f->head_stride};
+    open();
+  }
+
+  void open() {
+    for (; block < stop; ++block)
+      if (offsets[block] >= 0) {
+        at = arena + offsets[block] + runs[plane][run].offset;
+        end = at + runs[plane][run].n_bytes;
+        return;
+      }
+    lines = 0;
   }
 
   void next() {
-    if (++run == n_runs) {
+    if (++run == n_runs[plane]) {
       run = 0, ++block;
-      while (block < stop && offsets[block] < 0) ++block;
+      int last = tile + tile_blocks < stop ? tile + tile_blocks : stop;
+      if (block >= last) {
+        if (plane) tile = last;
+        block = tile;
+        plane = !plane;
+      }
     }
-    if (block >= stop) {
-      lines = 0;
-      at = ZEROS, end = ZEROS + 1;
-      return;
-    }
-    at = arena + offsets[block] + runs[run].offset;
-    end = at + runs[run].n_bytes;
+    open();
   }
 
   // The product took a line.
   INLINE_MEMBER void step() {
     for (int i = 0; i < lines; ++i) {
-      __builtin_prefetch(at, 0, FETCH_INTO);
+      __builtin_prefetch(at, 0, 2);  // into the second cache: a tile of all heads is more than the first holds
       at += 64;
       if (at >= end) next();
     }
   }
 
-  // A tile begins: the fetches are at least at its end.
-  void reach(int token) {
-    if (token / seqs.block_tokens <= block) return;
-    block = token / seqs.block_tokens - 1;
-    run = n_runs - 1;
-    next();
+  // A head of the tile that ends before `token` begins: as fast as it takes to be a tile ahead.
+  void pace(int token) {
+    if (lines) lines = tile >= token / seqs.block_tokens ? 1 : n_heads + 1;
   }
 };
