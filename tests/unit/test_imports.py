@@ -22,7 +22,7 @@ LAYERS = (
     ("plan", "cache", "kernels"),
     ("models",),
     ("engine",),
-    ("server", "bench"),
+    ("server", "bench", "quality"),
     ("cli",),
     ("__main__",),
 )

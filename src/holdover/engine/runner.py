@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdover.cache.manager import CacheManager
+from holdover.cache.sequence import SequenceCache
 from holdover.engine.scheduler import Batch
 from holdover.engine.watch import RowWatch
 from holdover.kernels.base import AttentionBatch, KernelBackend
@@ -41,14 +43,22 @@ class Runner:
 
 
 def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:
-    """The batch with its block tables, cut to the blocks that hold a token after this step."""
+    caches = [sequence.cache for sequence in batch.sequences]
+    tables = block_tables(caches, batch.context_tokens, manager)
+    return AttentionBatch(batch.query_start, batch.context_tokens, tables)
+
+
+def block_tables(
+    caches: Sequence[SequenceCache | None], context_tokens: NDArray[np.int32], manager: CacheManager
+) -> tuple[NDArray[np.int32], ...]:
+    """Each group's, cut to the blocks that hold a token after this step."""
     block_tokens = manager.layout.spec.block_tokens
-    n_blocks = [ceil_div(n, block_tokens) for n in batch.context_tokens.tolist()]
+    n_blocks = [ceil_div(n, block_tokens) for n in context_tokens.tolist()]
     tables = []
     for group in range(len(manager.layout.blocks)):
         table = np.full((len(n_blocks), max(n_blocks)), -1, dtype=np.int32)
-        for row, sequence, n in zip(table, batch.sequences, n_blocks, strict=True):
-            assert sequence.cache is not None
-            row[:n] = manager.block_table(sequence.cache, group)[:n]
+        for row, cache, n in zip(table, caches, n_blocks, strict=True):
+            assert cache is not None
+            row[:n] = manager.block_table(cache, group)[:n]
         tables.append(table)
-    return AttentionBatch(batch.query_start, batch.context_tokens, tuple(tables))
+    return tuple(tables)

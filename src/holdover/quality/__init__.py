@@ -1,0 +1,1 @@
+"""What a codec costs in quality, measured through the cache that serves."""

@@ -1,0 +1,263 @@
+"""Compares ways of storing keys and values with an exact one, in lockstep over the same text.
+
+The reference stores them in the type that the model computes in, so it adds no error of its own. A
+step is computed through every cache and compared before the next, so that no logits are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from holdover.codecs.base import kv_choice
+from holdover.config import Config, at_least_one, flag
+from holdover.engine.planning import Planned, plan_serving
+from holdover.errors import ConfigError
+from holdover.geometry.base import read_geometry
+from holdover.models.base import load_model
+from holdover.quality.divergence import Divergence, Figures
+from holdover.quality.forced import ForcedCache
+from holdover.quality.recall import FACTS, Probe, make_probe, recalled
+from holdover.quality.text import Text, text_of
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layout import CacheLayout
+from holdover.text.tokenizer import load_tokenizer
+from holdover.units import ceil_div
+from holdover.weights import Checkpoint
+
+LOGITS_BYTES = 64 << 20  # most that one step's scored rows take, of each cache
+LOGIT_BYTES = 4
+MOST_STEP_TOKENS = 256
+SPARE_TOKENS = 32  # of each question beside the context that they share
+BASELINE = "bf16"  # what capacity is compared with
+
+Advance = Callable[[int, int], None]
+"""Called with (done, total) tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """What is measured; the defaults are those of llama.cpp's figures in docs/quality.md."""
+
+    text: str | None = None
+    context: int = 2048
+    chunks: int = 5
+    recall: int = 4096
+
+    def __post_init__(self) -> None:
+        at_least_one("chunks", self.chunks)
+        if self.context < 4:
+            raise ConfigError("--context", f"{self.context} is too small; the least is 4")
+        if self.recall < 0:
+            raise ConfigError("--recall", f"{self.recall} is less than 0, which leaves it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One way of storing keys and values: what it takes and what it costs.
+
+    `capacity` is how many times the tokens of bf16 the same memory holds. `figures` is None for
+    the reference itself; `recall` is None where nothing was asked.
+    """
+
+    kv: str
+    bytes_per_token: int
+    capacity: float
+    figures: Figures | None
+    recall: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """`choices[0]` is the reference, whose perplexity is `perplexity`."""
+
+    model: str
+    architecture: str
+    dtype: str
+    backend: str
+    text: str
+    procedure: Procedure
+    scored_tokens: int
+    perplexity: float
+    choices: tuple[Stored, ...]
+
+
+def split_choices(given: Sequence[str]) -> tuple[str, ...]:
+    """`--kv`, each time a list of codecs or one choice with rules; as given, each once."""
+    choices: list[str] = []
+    for text in given:
+        choices += [text] if "=" in text else [part.strip() for part in text.split(",")]
+    for choice in choices:
+        kv_choice(choice)  # a wrong name is an error before anything is opened
+    return tuple(dict.fromkeys(choices))
+
+
+def measure(
+    config: Config,
+    checkpoint: Checkpoint,
+    choices: Sequence[str],
+    procedure: Procedure,
+    advance: Advance = lambda done, total: None,
+) -> Quality:
+    """Load the model once and run the procedure through every cache.
+
+    Raises HoldoverError for a choice the model cannot have, a text that is too short, and a
+    context longer than the model's.
+    """
+    run = _Run.prepare(config, checkpoint, choices, procedure)
+    divergences = run.compare(advance)
+    recalls = run.recall(advance)
+    figures = [None, *(divergence.figures() for divergence in divergences)]
+    stored = (
+        Stored(planned.plan.subject.kv, *_size(planned, config), found, recall)
+        for planned, found, recall in zip(run.planned, figures, recalls, strict=True)
+    )
+    first = divergences[0].figures()
+    subject = run.planned[0].plan.subject
+    return Quality(
+        model=run.planned[0].model_name,
+        architecture=subject.architecture,
+        dtype=subject.dtype,
+        backend=subject.backend,
+        text=run.text.name,
+        procedure=procedure,
+        scored_tokens=first.scored_tokens,
+        perplexity=first.perplexity / first.perplexity_ratio,
+        choices=tuple(stored),
+    )
+
+
+def _size(planned: Planned, config: Config) -> tuple[int, float]:
+    """Bytes per token, and capacity against BASELINE, alignment included."""
+    layout = planned.layout
+    baseline = CacheLayout.of(layout.spec, kv_choice(BASELINE))
+    ours, theirs = (sum(b.nbytes for b in found.blocks) for found in (layout, baseline))
+    return sum(block.logical_bytes(1) for block in layout.blocks), theirs / ours
+
+
+@dataclass(slots=True)
+class _Run:
+    """Everything loaded, and how far it has come."""
+
+    planned: list[Planned]
+    caches: list[ForcedCache]  # the reference's first
+    text: Text
+    chunks: list[list[int]]
+    probe: Probe | None
+    total_tokens: int
+    done_tokens: int = 0
+
+    @classmethod
+    def prepare(
+        cls,
+        config: Config,
+        checkpoint: Checkpoint,
+        choices: Sequence[str],
+        procedure: Procedure,
+    ) -> _Run:
+        geometry = read_geometry(checkpoint.config)
+        for name in ("context", "recall"):
+            if getattr(procedure, name) > geometry.max_context_tokens:
+                raise ConfigError(
+                    flag(name),
+                    f"{getattr(procedure, name)} is more than the model's context of "
+                    f"{geometry.max_context_tokens} tokens",
+                )
+        tokenizer = load_tokenizer(checkpoint)
+        text = text_of(procedure.text, procedure.chunks * procedure.context)
+        chunks = text.chunks(tokenizer, procedure.chunks, procedure.context)
+        longest, probe = procedure.context, None
+        if procedure.recall:
+            filler = [token for chunk in chunks for token in chunk]
+            probe = make_probe(tokenizer, filler, procedure.recall)
+            longest = max(longest, probe.n_tokens)
+        config = replace(config, dtype=_reference_type(config), max_context=longest)
+        step_tokens = _step_tokens(geometry.vocab_size)
+        planned = [
+            _plan(replace(config, kv=choice, step_tokens=step_tokens), checkpoint)
+            for choice in (config.dtype, *(c for c in choices if c != config.dtype))
+        ]
+        torch.set_num_threads(planned[0].threads)
+        model = load_model(checkpoint, geometry, planned[0].dtype)
+        caches = [ForcedCache.of(plan, model) for plan in planned]
+        each = procedure.chunks * procedure.context + (len(probe.context) if probe else 0)
+        return cls(planned, caches, text, chunks, probe, each * len(caches))
+
+    def compare(self, advance: Advance) -> list[Divergence]:
+        """One for each choice, over the second half of every chunk."""
+        found = [Divergence() for _ in self.caches[1:]]
+        for chunk in self.chunks:
+            sequences = [cache.open(chunk) for cache in self.caches]
+            for step in _steps(chunk, self.caches[0].step_tokens):
+                reference: Tensor | None = None
+                for i, (cache, sequence) in enumerate(zip(self.caches, sequences, strict=True)):
+                    logits = cache.feed([(sequence, step.tokens)], step.n_scored)
+                    if reference is None:
+                        reference = logits
+                    else:
+                        found[i - 1].add(reference, logits, step.targets)
+                    self._count(len(step.tokens), advance)
+            for cache, sequence in zip(self.caches, sequences, strict=True):
+                cache.close(sequence)
+        return found
+
+    def recall(self, advance: Advance) -> list[float | None]:
+        """The share of facts that each cache recalls."""
+        if self.probe is None:
+            return [None] * len(self.caches)
+        found: list[float | None] = []
+        for cache in self.caches:
+            found.append(recalled(cache, self.probe))
+            self._count(len(self.probe.context), advance)
+        return found
+
+    def _count(self, n_tokens: int, advance: Advance) -> None:
+        self.done_tokens += n_tokens
+        advance(self.done_tokens, self.total_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The last `n_scored` of `tokens` are scored against `targets`, the tokens that follow them."""
+
+    tokens: list[int]
+    n_scored: int
+    targets: Tensor
+
+
+def _steps(chunk: list[int], step_tokens: int) -> Iterator[_Step]:
+    """Of a whole chunk, of which the first half is context and the last token has no successor."""
+    edges = [len(chunk) // 2, len(chunk) - 1]
+    start = 0
+    for stop in edges:
+        for at in range(start, stop, step_tokens):
+            end = min(at + step_tokens, stop)
+            n_scored = end - at if at >= edges[0] else 0
+            targets = torch.tensor(chunk[end - n_scored + 1 : end + 1])
+            yield _Step(chunk[at:end], n_scored, targets)
+        start = stop
+
+
+def _plan(config: Config, checkpoint: Checkpoint) -> Planned:
+    """A plan whose arena holds the one sequence there is, and the questions beside it."""
+    spec = CacheSpec.of(read_geometry(checkpoint.config).layers, config.block_tokens)
+    layout = CacheLayout.of(spec, kv_choice(config.kv))
+    assert config.max_context is not None
+    blocks = layout.peak_blocks(config.max_context, config.step_tokens)
+    n_spare = FACTS * (1 + ceil_div(SPARE_TOKENS, config.block_tokens))
+    arena_bytes = layout.sectors_for([n + n_spare for n in blocks]) * layout.sector_bytes
+    config = replace(config, kv_memory=str(arena_bytes), max_sequences=FACTS)
+    return plan_serving(config, open_model=lambda model: checkpoint)
+
+
+def _reference_type(config: Config) -> str:
+    """fp32 unless another was asked for: bf16 arithmetic has errors of its own, as large as
+    those of an 8 bit cache, and they would be counted against every codec."""
+    return "fp32" if config.dtype == "auto" else config.dtype
+
+
+def _step_tokens(vocab_size: int) -> int:
+    return max(FACTS, min(MOST_STEP_TOKENS, LOGITS_BYTES // (LOGIT_BYTES * vocab_size)))
