@@ -94,6 +94,22 @@ INLINE void decode_row(const RowAt& r, int dim, int padded, float* out) {
   for (; d < padded; ++d) out[d] = 0;
 }
 
+// Whether rows are stored turned: queries and results are turned too then.
+template <Codec C>
+constexpr bool is_turned = C == Codec::int8 || C == Codec::int4;
+
+// The values of int4's levels. Products take them raised, so that none is negative.
+constexpr int8_t INT4_VALUES[16] = {-127, -98, -77, -60, -45, -31, -18, -6, 6, 18, 31, 45, 60, 77, 98, 127};
+alignas(16) constexpr uint8_t INT4_RAISED[16] = {0, 29, 50, 67, 82, 96, 109, 121, 133, 145, 158, 172, 187, 204, 225, 254};
+constexpr int INT4_RAISE = 127;
+constexpr int INT4_GROUP = SPAN_DIMS / SPAN_GROUPS;
+
+INLINE int int4_groups(int dim) { return (dim + SPAN_DIMS - 1) / SPAN_DIMS * SPAN_GROUPS; }
+INLINE int int4_group(int d) { return d / SPAN_DIMS * SPAN_GROUPS + d % 4 / 2; }
+INLINE int int4_dim(int g, int i) { return g / SPAN_GROUPS * SPAN_DIMS + i / 2 * 4 + g % SPAN_GROUPS * 2 + i % 2; }
+
+#include "rotation.hpp"
+
 // ---- encoding -----------------------------------------------------------------------------------
 
 INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -161,33 +177,81 @@ INLINE Range range_of(const float* x, int n) {
   return whole ? r : Range{__builtin_nanf(""), __builtin_nanf("")};
 }
 
-INLINE void encode_int8(const float* x, int dim, uint8_t* data, uint8_t* scale_to) {
+// As fp32 of 16 zero bits: the least that is not smaller.
+INLINE float rounded_up(float x) { return float_of((bits_of(x) + 0xffff) & 0xffff0000); }
+
+INLINE float largest_magnitude(const float* x, int n) {
   uint32_t most = 0;
-  for (int d = 0; d < dim; ++d) {
-    uint32_t bits = bits_of(x[d]) & 0x7fffffff;
+  for (int i = 0; i < n; ++i) {
+    uint32_t bits = bits_of(x[i]) & 0x7fffffff;
     most = bits > most ? bits : most;  // NaN is above inf
   }
-  float scale = float_of(most) / 127.0f, divisor = scale > 0 ? scale : 1.0f;
-  for (int d = 0; d < dim; ++d) data[d] = uint8_t(int8_t(level(x[d] / divisor, -127, 127)));
-  store(scale_to, finite(scale) ? scale : __builtin_nanf(""));
+  return float_of(most);
 }
 
-INLINE void encode_int4(const float* x, int dim, uint8_t* data, uint8_t* scale_to, uint8_t* minimum_to) {
-  uint8_t levels[MAX_DIM];
-  for (int g = 0; g * GROUP_DIMS < dim; ++g) {
-    const float* group = x + g * GROUP_DIMS;
-    int n = dim - g * GROUP_DIMS < GROUP_DIMS ? dim - g * GROUP_DIMS : GROUP_DIMS;
-    Range r = range_of(group, n);
-    uint16_t minimum = without_sign_of_zero(to_fp16(r.low));
-    float low = half_to_float(minimum);
-    uint16_t scale = to_fp16((r.high - low) / 15.0f);
-    float step = half_to_float(scale);
-    float divisor = step > 0 ? step : __builtin_inff();
-    for (int d = 0; d < n; ++d) levels[g * GROUP_DIMS + d] = uint8_t(level((group[d] - low) / divisor, 0, 15));
-    store(scale_to + 2 * g, finite(step) && finite(low) ? scale : uint16_t(0x7e00));
-    store(minimum_to + 2 * g, minimum);
+INLINE void encode_int8(const float* row, int dim, uint8_t* data, uint8_t* scale_to) {
+  alignas(64) float x[MAX_DIM];
+  __builtin_memcpy(x, row, dim * sizeof(float));
+  turn(x, dim);
+  float scale = largest_magnitude(x, dim) / 127.0f;
+  scale = finite(scale) ? rounded_up(scale) : scale;
+  float divisor = scale > 0 ? scale : 1.0f;
+  for (int d = 0; d < dim; ++d) data[d] = uint8_t(int8_t(level(x[d] / divisor, -127, 127)));
+  store(scale_to, finite(scale) ? uint16_t(bits_of(scale) >> 16) : uint16_t(0x7fc0));
+}
+
+// The levels of a group under a scale, and their squared error; `there` is 0 for what fills it up.
+INLINE float int4_levels(const float* x, const float* there, float step, uint8_t* levels) {
+  alignas(64) float error[INT4_GROUP];
+  alignas(64) int32_t numbers[INT4_GROUP];
+  F inverse = set1(1 / step);
+  for (int i = 0; i < INT4_GROUP; i += LANES) {
+    F value = load<F>(x + i), scaled = value * inverse, size = (F)((I)scaled & 0x7fffffff);
+    I place = {};
+    F level = set1(INT4_VALUES[8]);
+    for (int e = 8; e < 15; ++e) {
+      I above = size > set1((INT4_VALUES[e] + INT4_VALUES[e + 1]) / 2.0f);
+      place -= above;
+      level += (F)((I)set1(INT4_VALUES[e + 1] - INT4_VALUES[e]) & above);
+    }
+    I negative = scaled < F{};
+    store(numbers + i, (negative & (7 - place)) | (~negative & (8 + place)));
+    F missing = (value - select(negative, -level, level) * step) * load<F>(there + i);
+    store(error + i, missing * missing);
   }
-  for (int d = 0; d < dim / 2; ++d) data[d] = uint8_t(levels[2 * d] | levels[2 * d + 1] << 4);
+  for (int i = 0; i < INT4_GROUP; ++i) levels[i] = uint8_t(numbers[i]);
+  for (int half = INT4_GROUP / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) error[i] += error[i + half];
+  return error[0];
+}
+
+INLINE void encode_int4(const float* row, int dim, uint8_t* data, uint8_t* scale_to) {
+  constexpr float SHARES[] = {1, 0.94f, 0.88f, 0.82f, 0.76f, 1.06f};
+  alignas(64) float x[MAX_DIM], group[INT4_GROUP], there[INT4_GROUP];
+  __builtin_memcpy(x, row, dim * sizeof(float));
+  turn(x, dim);
+  for (int d = 0; d < dim / 2; ++d) data[d] = 0;
+  for (int g = 0; g < int4_groups(dim); ++g) {
+    for (int i = 0; i < INT4_GROUP; ++i) {
+      int d = int4_dim(g, i);
+      group[i] = d < dim ? x[d] : 0, there[i] = d < dim;
+    }
+    float largest = largest_magnitude(group, INT4_GROUP) / 127.0f, least = 0;
+    uint16_t best = 0;
+    uint8_t levels[INT4_GROUP], tried[INT4_GROUP];
+    for (float share : SHARES) {
+      uint16_t scale = to_fp16(largest * share);
+      float error = int4_levels(group, there, half_to_float(scale), tried);
+      if (share != 1 && !(error < least)) continue;
+      least = error, best = scale;
+      __builtin_memcpy(levels, tried, INT4_GROUP);
+    }
+    store(scale_to + 2 * g, finite(half_to_float(best)) ? best : uint16_t(0x7e00));
+    for (int i = 0; i < INT4_GROUP; ++i) {
+      int d = int4_dim(g, i);
+      if (d < dim) data[d / 2] |= levels[i] << d % 2 * 4;
+    }
+  }
 }
 
 template <int bits, bool has_minimum>
@@ -249,7 +313,7 @@ INLINE void encode_row(const float* x, int dim, const RowAt& to) {
   if constexpr (C == Codec::fp8)
     for (int d = 0; d < dim; ++d) data[d] = to_fp8(x[d]);
   if constexpr (C == Codec::int8) encode_int8(x, dim, data, scale);
-  if constexpr (C == Codec::int4) encode_int4(x, dim, data, scale, minimum);
+  if constexpr (C == Codec::int4) encode_int4(x, dim, data, scale);
   if constexpr (C == Codec::q8_0) encode_ggml<8, false>(x, dim, data, scale, minimum, high);
   if constexpr (C == Codec::q5_1) encode_ggml<5, true>(x, dim, data, scale, minimum, high);
   if constexpr (C == Codec::q5_0) encode_ggml<5, false>(x, dim, data, scale, minimum, high);

@@ -20,7 +20,8 @@ constexpr int AHEAD_TOKENS = 8;  // tasks of more query tokens are bound by arit
 
 // One KV head's part of a task's scratch memory.
 struct Scratch {
-  float *query, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *group_sums, *tile;
+  float *query, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *tile;
+  int32_t* excess;
 
   // `rows` of each head, of which this is number `head` of `heads`.
   Scratch(float* at, const Shape& s, int rows, int head, int heads) {
@@ -30,7 +31,7 @@ struct Scratch {
     query = take(int64_t(rows) * s.padded_dim);
     acc = take(int64_t(rows) * s.padded_value_dim);
     merged = take(int64_t(rows) * s.padded_value_dim);
-    group_sums = take(int64_t(rows) * MOST_GROUPS);
+    excess = reinterpret_cast<int32_t*>(take(int64_t(rows) * MOST_GROUPS));
     m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows), query_scales = take(rows);
   }
 };
@@ -82,7 +83,7 @@ void score(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ah
     by_rows<KEY_ROWS>(t.rows, [&]<int R>(int row) {
       Span part = seen(t, row, R, tile, span);
       if (i * PANEL_TOKENS >= part.stop || (i + 1) * PANEL_TOKENS <= part.start) return;
-      Queries q{s.query + row * stride, s.query_scales + row, s.group_sums + row * MOST_GROUPS, p.dim, stride,
+      Queries q{s.query + row * stride, s.query_scales + row, s.excess + row * MOST_GROUPS, p.dim, stride,
                 t.call.query.bf16 ? 1 : 2};
       score_panel<K, R>(keys, i, q, levels, s.scores + row * TILE_TOKENS, row ? nullptr : ahead);
     });
@@ -167,8 +168,9 @@ void load_queries(const Task& t) {
       for (int d = 0; d < shape.dim; ++d)
         x[d] = q.bf16 ? float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16)
                       : static_cast<const float*>(q.data)[at + d];
+      if constexpr (is_turned<C>) turn(x, shape.dim);
       s.query_scales[row] = prepare_query<in_units<C> ? C : Codec::fp32>(
-          x, shape.dim, t.call.scale, s.query + row * shape.padded_dim, s.group_sums + row * MOST_GROUPS);
+          x, shape.dim, t.call.scale, s.query + row * shape.padded_dim, s.excess + row * MOST_GROUPS);
     }
   }
 }
@@ -185,12 +187,15 @@ void store_results(const Task& t) {
                     (t.entry.head + head) * shape.shared + row % shape.shared) * shape.value_dim;
       float* sums = s.merged + row * shape.padded_value_dim;
       for (int d = 0; d < shape.padded_value_dim; d += LANES) store(sums + d, load<F>(sums + d) / s.merged_l[row]);
+      alignas(64) float placed[MAX_DIM];
+      for (int d = 0; d < shape.value_dim; ++d) placed[d] = sums[Chunk<K>::place(d)];
+      if constexpr (is_turned<C>) turn_back(placed, shape.value_dim);
       if (t.call.query.bf16) {
         auto* to = static_cast<uint16_t*>(t.call.result) + at;
-        for (int d = 0; d < shape.value_dim; ++d) to[d] = to_bf16(sums[Chunk<K>::place(d)]);
+        for (int d = 0; d < shape.value_dim; ++d) to[d] = to_bf16(placed[d]);
       } else {
         auto* to = static_cast<float*>(t.call.result) + at;
-        for (int d = 0; d < shape.value_dim; ++d) to[d] = sums[Chunk<K>::place(d)];
+        for (int d = 0; d < shape.value_dim; ++d) to[d] = placed[d];
       }
     }
   }
@@ -332,15 +337,11 @@ INLINE void scatter(const uint8_t* from, const Field& f, uint8_t* to, int n_byte
 template <Codec C>
 INLINE void store_row(const Plane& p, const float* row, const RowAt& to) {
   if constexpr (in_units<C>) {
-    alignas(64) uint8_t data[MAX_DIM * 2], scale[2 * MOST_GROUPS], minimum[2 * MOST_GROUPS];
-    encode_row<C>(row, p.dim, {data, scale, minimum, nullptr});
+    alignas(64) uint8_t data[MAX_DIM * 2], scale[2 * MOST_GROUPS];
+    encode_row<C>(row, p.dim, {data, scale, nullptr, nullptr});
     scatter<Unit<C>::bytes>(data, p.data, const_cast<uint8_t*>(to.data), p.dim / Unit<C>::dims * Unit<C>::bytes);
-    if constexpr (C == Codec::int8) __builtin_memcpy(const_cast<uint8_t*>(to.scale), scale, sizeof(float));
-    if constexpr (C == Codec::int4) {
-      int n_bytes = (p.dim + GROUP_DIMS - 1) / GROUP_DIMS * 2;
-      scatter<2>(scale, p.scale, const_cast<uint8_t*>(to.scale), n_bytes);
-      scatter<2>(minimum, p.minimum, const_cast<uint8_t*>(to.minimum), n_bytes);
-    }
+    if constexpr (is_turned<C>)
+      scatter<2>(scale, p.scale, const_cast<uint8_t*>(to.scale), C == Codec::int4 ? 2 * int4_groups(p.dim) : 2);
   } else {
     encode_row<C>(row, p.dim, to);
   }

@@ -74,6 +74,23 @@ INLINE F add_bf16_pairs(F sum, I a, I b) {
 #endif
 }
 
+// int4's levels in each 16 bits as values from 0 on.
+template <class V>
+INLINE V raised(V levels) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64)
+    return (V)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)INT4_RAISED)), (__m512i)levels);
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32)
+    return (V)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)INT4_RAISED)), (__m256i)levels);
+#endif
+  uint16_t values[sizeof(V) / 2];
+  store(values, levels);
+  for (auto& value : values) value = INT4_RAISED[value];
+  return load<V>(values);
+}
+
 INLINE I all(int32_t x) { return x - I{}; }
 INLINE I widen_pairs(const uint8_t* from) {
 #if defined(__AVX512BW__) && LANES == 16
@@ -112,19 +129,18 @@ INLINE float to_int16(const float* x, int n, int16_t* to, Place place) {
   return whole ? largest / 32767.0f : __builtin_nanf("");
 }
 
-// A query row as the product takes it, in the place of its floats, and its scale. int4: the sums of
-// its groups, for the minima.
+// A query row as the product takes it, in the place of its floats, and its scale. int4: what its
+// groups' sums are too large by, since values are raised.
 template <Codec C>
-INLINE float prepare_query(const float* x, int dim, float scale, float* to, float* group_sums) {
+INLINE float prepare_query(const float* x, int dim, float scale, float* to, int32_t* excess) {
   if constexpr (C == Codec::int8) return to_int16(x, dim, reinterpret_cast<int16_t*>(to), [](int i) { return i; }) * scale;
   if constexpr (C == Codec::int4) {
-    for (int g = 0; g * GROUP_DIMS < dim; ++g) {
-      float sum = 0;
-      for (int d = g * GROUP_DIMS; d < dim && d < (g + 1) * GROUP_DIMS; ++d) sum += x[d];
-      group_sums[g] = sum * scale;
-    }
     auto place = [](int d) { return d / 8 * 8 + d % 4 * 2 + d % 8 / 4; };  // elements j and j + 4 are a pair
-    return to_int16(x, dim, reinterpret_cast<int16_t*>(to), place) * scale;
+    auto* levels = reinterpret_cast<int16_t*>(to);
+    scale *= to_int16(x, dim, levels, place);
+    for (int g = 0; g < int4_groups(dim); ++g) excess[g] = 0;
+    for (int d = 0; d < dim; ++d) excess[int4_group(d)] += INT4_RAISE * levels[place(d)];
+    return scale;
   }
   if (C == Codec::bf16 && BF16_PAIRS) {
     auto* parts = reinterpret_cast<uint16_t*>(to);
@@ -141,7 +157,8 @@ INLINE float prepare_query(const float* x, int dim, float scale, float* to, floa
 // ---- scores -------------------------------------------------------------------------------------
 
 struct Queries {
-  const float *rows, *scales, *group_sums;  // of the first row
+  const float *rows, *scales;  // of the first row
+  const int32_t* excess;
   int dim, stride;                          // floats from row to row
   int parts;                                // of bf16
 };
@@ -180,17 +197,19 @@ INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q,
 template <Codec C, int R>
 INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q, const Levels& levels, int token,
                          float* scores, Ahead* ahead) {
-  constexpr int dims = Unit<C>::dims;
+  constexpr int dims = Unit<C>::dims, groups = C == Codec::int4 ? SPAN_GROUPS : 1, pairs = dims / 2 / groups;
   for (int g = 0; g < levels.n_groups; ++g) {
-    int d = g * levels.group_dims, stop = g + 1 < levels.n_groups ? d + levels.group_dims : q.dim;
+    int d = g / groups * SPAN_DIMS, stop = C == Codec::int4 && d + SPAN_DIMS < q.dim ? d + SPAN_DIMS : q.dim;
+    const uint8_t* unit = panel + d / dims * stride;
     I sum[R][PANEL_VECTORS] = {};
-    for (; d < stop; d += dims, panel += stride) {
-      if (ahead && (C == Codec::int4 || d % 4 == 0)) ahead->step();
-      for (int pair = 0; pair < dims / 2; ++pair) {
+    for (; d < stop; d += dims, unit += stride) {
+      if (ahead && (C == Codec::int4 ? g % groups == 0 : d % 4 == 0)) ahead->step();
+      for (int i = 0; i < pairs; ++i) {
         I key[PANEL_VECTORS];
+        int pair = g % groups * pairs + i;
         for (int v = 0; v < PANEL_VECTORS; ++v) {
-          if constexpr (C == Codec::int8) key[v] = widen_pairs(panel + v * LANES * 2);
-          else key[v] = (I)(load<U>(panel + v * sizeof(I)) >> 4 * pair) & 0x000f000f;
+          if constexpr (C == Codec::int8) key[v] = widen_pairs(unit + v * LANES * 2);
+          else key[v] = raised((I)(load<U>(unit + v * sizeof(I)) >> 4 * pair) & 0x000f000f);
         }
         for (int r = 0; r < R; ++r) {
           I both = all(load<int32_t>(q.rows + r * q.stride + d / 2 + pair));
@@ -202,8 +221,8 @@ INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q,
       for (int v = 0; v < PANEL_VECTORS; ++v) {
         float* to = scores + r * TILE_TOKENS + v * LANES;
         int at = token + v * LANES;
+        if (C == Codec::int4) sum[r][v] -= all(q.excess[r * MOST_GROUPS + g]);
         F score = to_float(sum[r][v]) * q.scales[r] * load<F>(levels.scales[g] + at);
-        if (C == Codec::int4) score += load<F>(levels.minima[g] + at) * q.group_sums[r * MOST_GROUPS + g];
         store(to, g ? load<F>(to) + score : score);
       }
   }
@@ -237,6 +256,7 @@ struct Weights {
   const float* floats;                                                   // [R][TILE_TOKENS]
   alignas(64) int16_t halves[in_integers<C> || BF16_PAIRS ? R : 1][TILE_TOKENS];  // 15 bits, or bf16
   float factors[R];                                                      // of the 15 bits
+  int32_t excess[R];                                                     // of sums of int4's raised values
 };
 
 template <Codec C, int R>
@@ -259,10 +279,13 @@ INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
       float inverse = largest_weight > 0 && whole ? 32767.0f / largest_weight : 0.0f;
       if (!finite(inverse)) inverse = 0;
       w.factors[r] = whole ? largest_weight / 32767.0f : __builtin_nanf("");
+      w.excess[r] = 0;
       for (int i = 0; i < TILE_TOKENS; i += LANES) {
         I rounded = (I)(load<F>(scaled + i) * inverse + 12582912.0f) & 0xffff;
         store(w.halves[r] + i, __builtin_convertvector(rounded, I16));
       }
+      if (C == Codec::int4)
+        for (int i = 0; i < TILE_TOKENS; ++i) w.excess[r] += INT4_RAISE * w.halves[r][i];
     } else if constexpr (C == Codec::bf16 && BF16_PAIRS) {  // they are bf16 already
       for (int i = 0; i < TILE_TOKENS; i += LANES)
         store(w.halves[r] + i, __builtin_convertvector((I)((U)load<F>(from + i) >> 16), I16));
@@ -328,7 +351,8 @@ INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weigh
       value[0] = (W)((SW)(both << 8) >> 8), value[1] = (W)((SW)both >> 8);
     } else {
       constexpr int first = PART % 2 * 2 * 4;  // bits
-      value[0] = (W)((UW)both >> first) & 0x000f000f, value[1] = (W)((UW)both >> (first + 4)) & 0x000f000f;
+      value[0] = raised((W)((UW)both >> first) & 0x000f000f);
+      value[1] = raised((W)((UW)both >> (first + 4)) & 0x000f000f);
     }
     for (int r = 0; r < R; ++r) {
       W weight = load<int32_t>(w.halves[r] + i) - W{};
@@ -337,24 +361,10 @@ INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weigh
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < LEVEL_VECTORS; ++v) {
+      if (C == Codec::int4) sum[r][v] -= w.excess[r] - W{};
       float* to = acc + r * stride + (PART * LEVEL_VECTORS + v) * WORDS;
       store(to, load<FW>(to) + __builtin_convertvector(sum[r][v], FW) * w.factors[r]);
     }
-}
-
-// The minima's part: the same for every dim of a group.
-template <int R>
-INLINE void mix_minima(const float* weights, const float* minima, int n_dims, int stride, float* acc) {
-  for (int r = 0; r < R; ++r) {
-    F total = {};
-    for (int i = 0; i < TILE_TOKENS; i += LANES) {
-      F weight = load<F>(weights + r * TILE_TOKENS + i);
-      F minimum = (F)((I)load<F>(minima + i) & (weight != 0.0f));
-      total = fma(weight, minimum, total);
-    }
-    F each = set1(sum(total));
-    for (int d = 0; d < n_dims; d += LANES) store(acc + r * stride + d, load<F>(acc + r * stride + d) + each);
-  }
 }
 
 template <Codec C, int R>
@@ -367,19 +377,25 @@ INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* 
   if constexpr (in_integers<C>) {
     for (int g = 0; g < levels.n_groups; ++g) {
       prepare_weights<C, R>(w, levels.scales[g]);
-      int first = g * levels.group_dims, last = g + 1 < levels.n_groups ? first + levels.group_dims : dim;
-      for (int d = first; d < last; d += chunk_dims) {
-        int chunk = d / chunk_dims;
-        mix_levels<C, 0, R>(values, start, stop, w, chunk, stride, acc + d, ahead, n_lines);
-        ahead = nullptr;
-        mix_levels<C, 1, R>(values, start, stop, w, chunk, stride, acc + d, nullptr, 0);
-        if constexpr (C == Codec::int4) {
-          mix_levels<C, 2, R>(values, start, stop, w, chunk, stride, acc + d, nullptr, 0);
-          mix_levels<C, 3, R>(values, start, stop, w, chunk, stride, acc + d, nullptr, 0);
+      int d = C == Codec::int4 ? g / SPAN_GROUPS * SPAN_DIMS : 0;
+      int last = C == Codec::int4 && d + SPAN_DIMS < dim ? d + SPAN_DIMS : dim;
+      for (; d < last; d += chunk_dims) {
+        auto mix_part = [&]<int PART>(Ahead* fetching) {
+          mix_levels<C, PART, R>(values, start, stop, w, d / chunk_dims, stride, acc + d, fetching, n_lines);
+        };
+        if (C == Codec::int8 || g % SPAN_GROUPS == 0) {
+          mix_part.template operator()<0>(ahead);
+          ahead = nullptr;
+        }
+        if constexpr (C == Codec::int8) {
+          mix_part.template operator()<1>(nullptr);
+        } else if (g % SPAN_GROUPS == 0) {
+          mix_part.template operator()<2>(nullptr);
+        } else {
+          mix_part.template operator()<1>(nullptr);
+          mix_part.template operator()<3>(nullptr);
         }
       }
-      if constexpr (C == Codec::int4)
-        mix_minima<R>(weights, levels.minima[g], (last - first + chunk_dims - 1) / chunk_dims * chunk_dims, stride, acc + first);
     }
   } else {
     prepare_weights<C, R>(w, nullptr);

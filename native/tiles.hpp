@@ -23,11 +23,10 @@ struct ValueRows {
   const uint8_t* at[TILE_TOKENS + 1];
 };
 
-// Scales and minima of a tile's rows, group by group; 0 beside the span.
+// Scales of a tile's rows, group by group; 0 beside the span.
 struct Levels {
-  int n_groups, group_dims;
+  int n_groups;
   alignas(64) float scales[MOST_GROUPS][TILE_TOKENS];
-  alignas(64) float minima[MOST_GROUPS][TILE_TOKENS];
 };
 
 // Calls `use(block, token of the block, token of the tile, tokens)` for the runs of a span in a block.
@@ -136,25 +135,18 @@ INLINE void load_halves(const uint8_t* from, int64_t stride, int n, float* to) {
 template <Codec C>
 void load_levels(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
                  Span span, Levels& levels) {
-  levels.group_dims = C == Codec::int4 ? GROUP_DIMS : MAX_DIM;
-  levels.n_groups = C == Codec::int4 ? (p.dim + GROUP_DIMS - 1) / GROUP_DIMS : C == Codec::int8;
+  levels.n_groups = C == Codec::int4 ? int4_groups(p.dim) : C == Codec::int8;
   for (int g = 0; g < levels.n_groups; ++g) {
-    for (float* to : {levels.scales[g], levels.minima[g]}) {
-      for (int i = 0; i < span.start; ++i) to[i] = 0;
-      for (int i = span.stop; i < TILE_TOKENS; ++i) to[i] = 0;
-    }
+    for (int i = 0; i < span.start; ++i) levels.scales[g][i] = 0;
+    for (int i = span.stop; i < TILE_TOKENS; ++i) levels.scales[g][i] = 0;
     each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
       RowAt row = row_at(p, block, head, token);
-      if constexpr (C == Codec::int8) {
-        if (p.scale.token_stride == 4)
-          __builtin_memcpy(levels.scales[0] + i, row.scale, n * sizeof(float));
-        else
-          for (int j = 0; j < n; ++j) levels.scales[0][i + j] = load<float>(row.scale + j * p.scale.token_stride);
-      }
-      if constexpr (C == Codec::int4) {
-        load_halves(row.scale + g * p.scale.unit_stride, p.scale.token_stride, n, levels.scales[g] + i);
-        load_halves(row.minimum + g * p.minimum.unit_stride, p.minimum.token_stride, n, levels.minima[g] + i);
-      }
+      float* scales = levels.scales[g] + i;
+      if constexpr (C == Codec::int8)
+        for (int j = 0; j < n; ++j)
+          scales[j] = float_of(uint32_t(load<uint16_t>(row.scale + j * p.scale.token_stride)) << 16);
+      if constexpr (C == Codec::int4)
+        load_halves(row.scale + g * p.scale.unit_stride, p.scale.token_stride, n, scales);
     });
   }
 }

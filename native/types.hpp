@@ -10,7 +10,8 @@ namespace holdover {
 constexpr int TILE_TOKENS = 128;    // keys of one softmax update, at multiples of itself
 constexpr int SPLIT_TOKENS = 256;   // keys of one partial result, at multiples of itself
 constexpr int PANEL_TOKENS = 16;    // keys that a product takes side by side
-constexpr int GROUP_DIMS = 64;      // of int4
+constexpr int SPAN_DIMS = 64;       // of int4: two groups, dims 0 and 1 of each four, and the others
+constexpr int SPAN_GROUPS = 2;
 constexpr int MOST_GROUPS = 16;     // scales of a row: MAX_DIM / 32
 constexpr int MAX_DIM = 512;
 constexpr int PADDED_DIMS = 64;  // scratch rows are whole chunks of dims on every instruction set

@@ -23,15 +23,21 @@ PAIR = 2  # elements that are multiplied and added at once
 
 
 def row_field(
-    name: str, dtype: DType, plane: Plane, block_tokens: int, n_items: int, unit_items: int
+    name: str,
+    dtype: DType,
+    plane: Plane,
+    block_tokens: int,
+    n_items: int,
+    unit_items: int,
+    element: str = "element",
 ) -> Field:
-    """A field with `n_items` items for each row of the plane."""
+    """A field with `n_items` items for each row of the plane, which are named `element`."""
     unit_items = _unit_items(n_items, unit_items)
     n_units = exact_div(n_items, unit_items)
     if plane.name == "k":
-        axes, inner = ("head", "unit", "token", "element"), (n_units, block_tokens, unit_items)
+        axes, inner = ("head", "unit", "token", element), (n_units, block_tokens, unit_items)
     else:
-        axes, inner = ("head", "token", "unit", "element"), (block_tokens, n_units, unit_items)
+        axes, inner = ("head", "token", "unit", element), (block_tokens, n_units, unit_items)
     return Field(name, dtype, axes, (plane.heads, *inner))
 
 

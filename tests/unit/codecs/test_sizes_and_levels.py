@@ -13,7 +13,7 @@ from holdover.errors import ConfigError
 from holdover.spec.layers import Plane
 
 ROW_128_BYTES = {  # one token and head of 128 dims
-    "fp32": 512, "bf16": 256, "fp16": 256, "fp8": 128, "int8": 132, "int4": 72,
+    "fp32": 512, "bf16": 256, "fp16": 256, "fp8": 128, "int8": 130, "int4": 72,
     "q8_0": 4 * 34, "q5_1": 4 * 24, "q5_0": 4 * 22, "q4_1": 4 * 20, "q4_0": 4 * 18,
 }  # fmt: skip
 
