@@ -43,7 +43,8 @@ class Codec(SizedCodec, Protocol):
 
     @property
     def max_error(self) -> float:
-        """Largest |decoded - row| of finite rows, as a fraction of a head's largest magnitude."""
+        """Largest root mean square of decoded - row over a head's finite row, as a fraction of
+        its largest magnitude."""
 
     @property
     def error_from(self) -> float:

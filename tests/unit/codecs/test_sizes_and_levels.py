@@ -31,7 +31,7 @@ def test_bytes_of_a_row() -> None:
 
 
 def test_a_short_group_of_int4_has_a_scale_of_its_own() -> None:
-    assert stored_bytes("int4", Plane("k", 1, 80)) == 40 + 2 * (2 + 2)
+    assert stored_bytes("int4", Plane("k", 1, 80)) == 40 + 3 * 2
     with pytest.raises(ConfigError, match=r"int4 .* 1 x 7: it needs an even number of dims"):
         stored_bytes("int4", Plane("k", 1, 7))
 
