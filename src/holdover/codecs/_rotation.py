@@ -52,7 +52,7 @@ def _transform(rows: Tensor) -> Tensor:
 
     width, step = span(rows.shape[-1]), 1
     while step < width:
-        pairs = rows.unflatten(-1, (-1, 2, step))
+        pairs = rows.reshape(*rows.shape[:-1], rows.shape[-1] // (2 * step), 2, step)
         first, second = pairs.unbind(-2)
         rows = torch.stack((first + second, first - second), dim=-2).flatten(-3)
         step *= 2

@@ -22,6 +22,7 @@ from holdover.models._blueprint import Blueprint, refusal
 from holdover.plan.activations import activation_bytes
 from holdover.plan.budget import Budget, KvBudget, MachineBudget, TotalBudget
 from holdover.plan.machine import Machine, read_machine
+from holdover.plan.measured import measured_quality
 from holdover.plan.serving import Parts, ServingPlan, Subject, solve, tables_bytes
 from holdover.plan.warnings import plan_warnings
 from holdover.registry import check_plugin
@@ -115,6 +116,7 @@ def plan_serving(
             context_tokens=geometry.max_context_tokens,
             weights=dtype.value if blueprint is None else blueprint.element,
             decoder="torch" if blueprint is None else "native",
+            quality=measured_quality(checkpoint.metadata, codec_for.name),
         ),
         layout,
         parts_for,

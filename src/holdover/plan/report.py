@@ -46,6 +46,7 @@ def plan_json(plan: ServingPlan, with_fields: bool = False) -> dict[str, Any]:
         "groups": [_group_json(plan, group, with_fields) for group in groups],
         "conversations": [asdict(plan.conversations(n)) for n in CONVERSATION_TOKENS],
         "layout_fingerprint": plan.layout.fingerprint.hex(),
+        "quality": None if subject.quality is None else subject.quality.json(),
     }
 
 

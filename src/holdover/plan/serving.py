@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 from holdover.errors import BudgetError, ConfigError
 from holdover.plan.budget import Budget
+from holdover.plan.measured import MeasuredQuality
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.units import ceil_div, format_bytes, largest
@@ -55,6 +56,7 @@ class Subject:
     context_tokens: int  # the model's own limit
     weights: str = "fp32"  # how they are stored
     decoder: str = "torch"  # what computes all but attention: native or torch
+    quality: MeasuredQuality | None = None  # of `kv`, where this model was measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from holdover.plan.measured import quality_line
 from holdover.plan.report import plan_json, ranges_text
 from holdover.plan.serving import ServingPlan
 from holdover.units import format_bytes
@@ -77,6 +78,8 @@ def _print_heading(console: Console, report: dict[str, Any]) -> None:
         f"  up to {limits['max_sequences']} sequences, {limits['step_tokens']} tokens a step"
     )
     console.print(f"  context {_context(limits)}")
+    if report["quality"] is not None:
+        console.print(f"  KV {report['kv']} {quality_line(report['quality'])}")
 
 
 def _kernels(report: dict[str, Any]) -> str:

@@ -174,10 +174,15 @@ class _Run:
             filler = [token for chunk in chunks for token in chunk]
             probe = make_probe(tokenizer, filler, procedure.recall)
             longest = max(longest, probe.n_tokens)
-        config = replace(config, dtype=_reference_type(config), max_context=longest)
-        step_tokens = _step_tokens(geometry.vocab_size)
+        config = replace(
+            config,
+            dtype=_reference_type(config),
+            max_context=longest,
+            max_sequences=FACTS if procedure.recall else 1,
+            step_tokens=_step_tokens(geometry.vocab_size),
+        )
         planned = [
-            _plan(replace(config, kv=choice, step_tokens=step_tokens), checkpoint)
+            _plan(replace(config, kv=choice), checkpoint)
             for choice in (config.dtype, *(c for c in choices if c != config.dtype))
         ]
         torch.set_num_threads(planned[0].threads)
@@ -247,9 +252,9 @@ def _plan(config: Config, checkpoint: Checkpoint) -> Planned:
     layout = CacheLayout.of(spec, kv_choice(config.kv))
     assert config.max_context is not None
     blocks = layout.peak_blocks(config.max_context, config.step_tokens)
-    n_spare = FACTS * (1 + ceil_div(SPARE_TOKENS, config.block_tokens))
+    n_spare = config.max_sequences * (1 + ceil_div(SPARE_TOKENS, config.block_tokens))
     arena_bytes = layout.sectors_for([n + n_spare for n in blocks]) * layout.sector_bytes
-    config = replace(config, kv_memory=str(arena_bytes), max_sequences=FACTS)
+    config = replace(config, kv_memory=str(arena_bytes))
     return plan_serving(config, open_model=lambda model: checkpoint)
 
 

@@ -56,6 +56,11 @@ def make_probe(tokenizer: Tokenizer, text: Sequence[int], context_tokens: int) -
 
     known = [f"\nThe code word of {name} is" for name in _NAMES.split()]
     values = _apart(plain(f" {value}") for value in _VALUES.split())
+    if len(values) < FACTS:
+        raise ConfigError(
+            "--recall", "this model's tokenizer begins different words with the same token, so one "
+            "token does not tell answers apart; give 0 to leave the probe out",
+        )  # fmt: skip
     facts = [
         [*plain(start), *value, *plain(".\n")]
         for start, value in zip(known, values[:FACTS], strict=True)
@@ -84,10 +89,12 @@ def recalled(cache: ForcedCache, probe: Probe) -> float:
     right = 0
     at_once = cache.step_tokens // max(map(len, probe.questions))
     for start in range(0, len(probe.questions), at_once):
-        questions = probe.questions[start : start + at_once]
-        asked = [(cache.open(probe.context + question), question) for question in questions]
-        reused = [sequence.n_tokens for sequence, _ in asked]
-        assert reused == [len(probe.context)] * len(asked), "the context was to be found"
+        asked = []
+        for question in probe.questions[start : start + at_once]:
+            tokens = probe.context + question
+            sequence = cache.open(tokens)
+            assert sequence.n_tokens >= len(probe.context), "the context was to be found"
+            asked.append((sequence, tokens[sequence.n_tokens :]))
         best = cache.feed(asked, n_scored=1)[:, probe.answers].argmax(-1)
         right += int((best == torch.arange(start, start + len(asked))).sum())
         for sequence, _ in asked:

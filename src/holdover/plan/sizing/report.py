@@ -11,6 +11,7 @@ from fractions import Fraction
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from holdover.plan.measured import measured_quality
 from holdover.plan.sizing.formula import formula, limit_text
 from holdover.plan.sizing.offload import BYTES_PER_S, Offload
 from holdover.plan.sizing.scenario import Scenario
@@ -31,6 +32,7 @@ SIZING_SCHEMA = "holdover.sizing/1"
 
 def sizing_json(plan: SizingPlan) -> dict[str, Any]:
     cache, model = plan.cache, plan.model
+    quality = measured_quality(plan.source.metadata, cache.codec)
     report: dict[str, Any] = {
         "schema": SIZING_SCHEMA,
         "model": plan.source.name,
@@ -52,6 +54,7 @@ def sizing_json(plan: SizingPlan) -> dict[str, Any]:
         "users": plan.users,
         "users_bytes": cache.held_by(plan.users, plan.context_tokens, plan.shared_tokens),
         "shared_prefix_tokens": plan.shared_tokens,
+        "quality": None if quality is None else quality.json(),
     }
     if plan.scenario is not None:
         report |= device_json(plan.scenario)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Source:
     stored: StoredWeights | None
     read: ReadMemory
     weights_dtype: str | None = None  # where it is known and the config does not say it
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of a GGUF header
 
 
 def find_source(model: str) -> Source:
@@ -120,7 +121,7 @@ def _from_gguf(name: str, path: Path, whole_bytes: int | None = None) -> Source:
     def read(assume: Mapping[str, str], mtp: bool) -> ModelMemory:
         return read_gguf_memory(metadata, tensor_elements=elements, assume=assume, mtp=mtp)
 
-    return Source(name, "gguf", {}, gguf_weights(headers), read)
+    return Source(name, "gguf", {}, gguf_weights(headers), read, metadata=metadata)
 
 
 def _from_catalogue(model: str) -> Source:

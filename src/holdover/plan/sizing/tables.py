@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from holdover.plan.measured import quality_line
 from holdover.plan.sizing.offload import NAMES
 from holdover.plan.sizing.text import table
 from holdover.units import format_bytes as size
@@ -40,6 +41,8 @@ def _heading(report: Report) -> list[str]:
         f"  weights  {_weights(report)}",
         f"  cache    {_per_token(report)}, KV {report['kv']}",
     ]
+    if report["quality"] is not None:
+        lines.append(f"  quality  {quality_line(report['quality'])}")
     return lines
 
 
