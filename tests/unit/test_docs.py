@@ -19,6 +19,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What no two runs share: times, and what the first of several streams left for the others to reuse.
 TIMINGS = re.compile(r"[\d.,]+ (ms|s|tokens/s|of them reused)\b")
+# Figures of quality: their last digits differ between CPUs.
+MEASURED = re.compile(r"\b\d+\.\d{3,}|\d+\.\d%")
 NEEDS_A_SERVER = "holdover bench"
 
 
@@ -49,7 +51,8 @@ def test_what_the_docs_show_is_what_is_printed(command: str, output: str) -> Non
         command, shell=True, cwd=ROOT, env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert TIMINGS.sub("#", done.stdout) == TIMINGS.sub("#", output)
+    varies = MEASURED if command.startswith("holdover quality") else TIMINGS
+    assert varies.sub("#", done.stdout) == varies.sub("#", output)
 
 
 def test_make_serve_and_the_curl_of_the_readme() -> None:
