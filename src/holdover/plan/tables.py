@@ -16,6 +16,7 @@ from holdover.plan.report import plan_json, ranges_text
 from holdover.plan.serving import ServingPlan
 from holdover.units import format_bytes
 
+_UNQUANTISED = ("fp32", "bf16", "fp16")
 _MEANING = {
     "process_bytes": "interpreter, libraries and tokenizer, as measured",
     "weights_bytes": "parameters as loaded",
@@ -80,6 +81,8 @@ def _print_heading(console: Console, report: dict[str, Any]) -> None:
     console.print(f"  context {_context(limits)}")
     if report["quality"] is not None:
         console.print(f"  KV {report['kv']} {quality_line(report['quality'])}")
+    elif report["kv"] not in _UNQUANTISED:
+        console.print(f"  what KV {report['kv']} costs here: holdover quality --kv {report['kv']}")
 
 
 def _kernels(report: dict[str, Any]) -> str:

@@ -67,13 +67,17 @@ GOAL = {
 WEIGHTS = {
     "parameters": (int, NULL), "dtype": str, "active_bytes": (int, NULL), "source": str,
 }  # fmt: skip
+QUALITY = {
+    "kl_mean": float, "kl_p99": float, "same_top": float, "perplexity_ratio": float,
+    "recall": (float, NULL), "measured": str,
+}  # fmt: skip
 REPORT = {
     "schema": str, "model": str, "origin": str, "architecture": str, "model_type": str,
     "layers": int, "model_context_tokens": (int, NULL), "kv": str, "block_tokens": int,
     "weights_bytes": (int, NULL), "weights": (WEIGHTS, NULL), "bytes_per_token": NUMBER,
     "first_bytes_per_token": NUMBER, "fixed_bytes": int, "formula": [str],
     "conversation": LENGTH | {"by_label": [PART]}, "contexts": [LENGTH], "users": int,
-    "users_bytes": int, "shared_prefix_tokens": int,
+    "users_bytes": int, "shared_prefix_tokens": int, "quality": (QUALITY, NULL),
     "assumptions": [{"field": str, "value": str, "source": str}],
     "fits?": bool, "max_users?": int, "max_context?": (int, NULL), "device?": DEVICE,
     "decode_ceiling?": (CEILING, NULL), "offload?": OFFLOAD, "lengths?": LENGTHS,
@@ -99,6 +103,7 @@ FLAGS = [
     ("--engine", "vllm", "--users", "4"),
     ("--engine", "sglang:page-size=64", "--gpu", "h100", "--gpus", "8"),
     ("--engine", "llama.cpp", "--kv", "q8_0"),
+    ("--kv", "int8", "--context", "2000"),
 ]
 
 

@@ -200,3 +200,18 @@ def test_errors_name_what_would_work(tiny: Checkpoint, short_text: str) -> None:
         Path(short_text).write_bytes(wrong)
         with pytest.raises(ConfigError, match="not text in UTF-8"):
             run(tiny, "int8", procedure=replace(SHORT, text=short_text))
+
+
+def test_the_command(tiny: Checkpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.testing import CliRunner
+
+    from holdover.cli.app import build_app
+
+    common = ["quality", str(tiny.path), "--context", "96", "--chunks", "1", "--recall", "0"]
+    found = CliRunner().invoke(build_app(), [*common, "--kv", "int8,int4", "--json"])
+    assert found.exit_code == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert [c["kv"] for c in report["choices"]] == ["fp32", "int8", "int4"]
+    refused = CliRunner().invoke(build_app(), [*common, "--kv", "int9"])
+    assert refused.exit_code == 2
+    assert "--kv: no codec 'int9'" in refused.stderr
