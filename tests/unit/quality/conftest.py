@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -40,11 +41,11 @@ def saved(folder: Path, model: torch.nn.Module) -> Checkpoint:
     return open_checkpoint(folder)
 
 
-SIZES = dict(
-    vocab_size=400, hidden_size=128, intermediate_size=96, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
-    bos_token_id=None, eos_token_id=256, pad_token_id=None, initializer_range=0.2,
-)  # fmt: skip
+SIZES: dict[str, Any] = {
+    "vocab_size": 400, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+    "bos_token_id": None, "eos_token_id": 256, "pad_token_id": None, "initializer_range": 0.2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")

