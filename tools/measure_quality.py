@@ -3,7 +3,7 @@
     holdover quality smollm2 --kv int8,int4 --json > smollm2.json
     python tools/measure_quality.py smollm2=smollm2.json gemma3-270m=gemma.json
 
-A model's figures in several files are put together. What is stored unquantised is left out: it is
+A model's figures in several files are put together; records of other models stay. What is stored unquantised is left out: it is
 what others are measured against.
 """
 
@@ -25,6 +25,7 @@ KEPT = {"kl_mean": 7, "kl_p99": 6, "same_top": 5, "perplexity_ratio": 6, "recall
 
 
 def main() -> None:
+    kept = json.loads(TARGET.read_text())["records"]
     records: dict[str, dict[str, Any]] = {}
     for argument in sys.argv[1:]:
         model, _, path = argument.partition("=")
@@ -46,7 +47,8 @@ def main() -> None:
         for choice in report["choices"]:
             if choice["kv"] not in EXACT:
                 _add(record["figures"].setdefault(choice["kv"], {}), choice)
-    text = json.dumps({"records": list(records.values())}, indent=1)
+    kept = [record for record in kept if record["model"] not in records]
+    text = json.dumps({"records": [*kept, *records.values()]}, indent=1)
     TARGET.write_text(text + "\n", encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What no two runs share: times, and what the first of several streams left for the others to reuse.
 TIMINGS = re.compile(r"[\d.,]+ (ms|s|tokens/s|of them reused)\b")
 # Figures of quality: their last digits differ between CPUs.
-MEASURED = re.compile(r"\b\d+\.\d{3,}|\d+\.\d%")
+MEASURED = re.compile(r"\b\d+\.\d{3,}|\d+\.\d%|Python 3\.\d+")
 NEEDS_A_SERVER = "holdover bench"
 
 

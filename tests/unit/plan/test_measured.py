@@ -23,13 +23,13 @@ def plan(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture(params=["smollm2", "gemma3-270m"])
+@pytest.fixture(params=[record["model"] for record in RECORDS])
 def metadata(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(open_header(request.param).metadata)
 
 
 def test_what_ships_is_sound() -> None:
-    assert {record["model"] for record in RECORDS} == {"smollm2", "gemma3-270m"}
+    assert "smollm2" in {record["model"] for record in RECORDS}
     for record in RECORDS:
         assert {"int8", "int4"} <= set(record["figures"])
         for kv, figures in record["figures"].items():
