@@ -3,8 +3,8 @@
     holdover quality smollm2 --kv int8,int4 --json > smollm2.json
     python tools/measure_quality.py smollm2=smollm2.json gemma3-270m=gemma.json
 
-A model's figures in several files are put together; records of other models stay. What is stored unquantised is left out: it is
-what others are measured against.
+A model's figures in several files are put together; records of other models stay. What is stored
+unquantised is left out: it is what others are measured against.
 """
 
 from __future__ import annotations
