@@ -1,9 +1,9 @@
 """Rows as 4 bit levels, turned first so that no element stands out; a scale for each 32 dims.
 
-4.5 bits an element where dims are a multiple of 64. Of 64 dims one scale is for those two of each
-four that are first, the other for the rest: so each has vector lanes of its own. The 16 levels lie closer together near zero, where a turned row has most of its
-elements. Of a few scales the one with the least squared error is kept. A row beyond fp16's range,
-or with inf or NaN in it, comes back as NaN.
+4.5 bits an element where dims are a multiple of 64. Of each four dims two go with one scale and two
+with the other: so either has vector lanes of its own. The 16 levels lie closer together near zero,
+where a turned row has most of its elements. Of a few scales the one with the least squared error is
+kept. A row beyond fp16's range, or with inf or NaN in it, comes back as NaN.
 """
 
 from __future__ import annotations
@@ -115,17 +115,20 @@ def _grouped(rows: Tensor) -> Tensor:
     """[..., dim] as [..., groups, dims of a group], filled up with zeros."""
     import torch
 
-    missing = round_up(rows.shape[-1], SPAN_DIMS) - rows.shape[-1]
+    lead, dim = rows.shape[:-1], rows.shape[-1]
+    missing = round_up(dim, SPAN_DIMS) - dim
     if missing:
-        rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], missing)), dim=-1)
-    spans = rows.unflatten(-1, (-1, SPAN_DIMS // 4, SPAN_GROUPS, 2))
-    return spans.transpose(-2, -3).flatten(-2).flatten(-3, -2)
+        rows = torch.cat((rows, rows.new_zeros(*lead, missing)), dim=-1)
+    n_spans = exact_div(rows.shape[-1], SPAN_DIMS)
+    fours = rows.reshape(*lead, n_spans, SPAN_DIMS // 4, SPAN_GROUPS, 2).transpose(-2, -3)
+    return fours.reshape(*lead, SPAN_GROUPS * n_spans, SPAN_DIMS // SPAN_GROUPS)
 
 
 def _ungrouped(groups: Tensor, dim: int) -> Tensor:
     """The inverse, for rows of `dim`."""
-    spans = groups.unflatten(-1, (-1, 2)).unflatten(-3, (-1, SPAN_GROUPS))
-    return spans.transpose(-2, -3).flatten(-4)[..., :dim]
+    lead, n_spans = groups.shape[:-2], exact_div(groups.shape[-2], SPAN_GROUPS)
+    fours = groups.reshape(*lead, n_spans, SPAN_GROUPS, SPAN_DIMS // 4, 2).transpose(-2, -3)
+    return fours.reshape(*lead, n_spans * SPAN_DIMS)[..., :dim]
 
 
 CODECS = {"int4": Int4()}

@@ -30,8 +30,8 @@ def test_bytes_of_a_row() -> None:
         assert stored_bytes(codec, Plane("k", 8, 128), block_tokens=16) == 128 * row_bytes
 
 
-def test_a_short_group_of_int4_has_a_scale_of_its_own() -> None:
-    assert stored_bytes("int4", Plane("k", 1, 80)) == 40 + 3 * 2
+def test_a_short_span_of_int4_has_scales_of_its_own() -> None:
+    assert stored_bytes("int4", Plane("k", 1, 80)) == 40 + 4 * 2
     with pytest.raises(ConfigError, match=r"int4 .* 1 x 7: it needs an even number of dims"):
         stored_bytes("int4", Plane("k", 1, 7))
 
