@@ -13,6 +13,12 @@ PIP := $(BIN)/python -m pip $$(test -t 2 || echo -qq) --disable-pip-version-chec
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 INSTALL := $(PIP) install -c constraints.txt
 
+# The tests' packages alone: installing the project once more would compile it once more.
+export define TEST_NEEDS
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")
+endef
+
 .PHONY: default serve test test-all lint fix bench clean
 .DELETE_ON_ERROR:
 
@@ -60,7 +66,7 @@ clean:
 
 .venv/installed-test: .venv/installed
 	@echo "==> .venv: what the tests need, Gemma 3 270M (240 MB) and tools (30 MB); about a minute"
-	@$(INSTALL) -e ".[test]"
+	@$(BIN)/python -c "$$TEST_NEEDS" | $(INSTALL) -r /dev/stdin
 	@touch $@
 
 # Debian keeps ensurepip in python3-venv; where that is missing, the system's pip does its part.
