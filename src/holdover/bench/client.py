@@ -28,6 +28,7 @@ class Sample:
     cached_tokens: int | None = None
     output_tokens: int = 0
     counted: bool = False
+    text: str = field(default="", repr=False)
     error: str | None = None  # kind, the same for like failures
     error_detail: str = ""
 
@@ -37,6 +38,7 @@ class _Stream:
     """What a stream has said so far."""
 
     arrivals_s: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     finished: bool = False
     error: str | None = None
@@ -47,8 +49,9 @@ class _Stream:
         if event.get("usage"):
             self.usage = event["usage"]
         for choice in event.get("choices", ()):
-            if (choice.get("delta") or {}).get("content"):
+            if piece := (choice.get("delta") or {}).get("content"):
                 self.arrivals_s.append(now_s)
+                self.pieces.append(piece)
             self.finished = self.finished or choice.get("finish_reason") is not None
 
 
@@ -92,6 +95,7 @@ def _sample(
         cached_tokens=details.get("cached_tokens"),
         output_tokens=usage.get("completion_tokens", len(arrivals_s)),
         counted="completion_tokens" not in usage,
+        text="".join(stream.pieces),
         error=error,
         error_detail=detail,
     )

@@ -13,7 +13,7 @@ _WORDS = """
 """.split()  # noqa: SIM905
 
 
-def prompt_text(seed: int, index: int, n_words: int) -> str:
+def prompt_text(seed: int, index: int | str, n_words: int) -> str:
     """`n_words` words for request `index`; two indices share no long prefix."""
     choose = random.Random(f"{seed}:{index}").choice
     return " ".join(choose(_WORDS) for _ in range(n_words))

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from holdover.bench.load import Load
+from holdover.bench.load import Load, Target
 from holdover.bench.prompts import prompt_text
-from holdover.bench.report import bench_json, bench_lines, percentile
+from holdover.bench.report import bench_json, bench_lines
 from holdover.bench.run import BenchError, Run, run_load
+from holdover.bench.spread import percentile
 from holdover.errors import ConfigError
 
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Any]
@@ -93,10 +94,12 @@ def status(code: int, message: str) -> Answer:
     return answer
 
 
-def measure(answer: Answer, models: bytes | None = None, **load: Any) -> Run:
+def measure(
+    answer: Answer, models: bytes | None = None, timeout_s: float = 300, **load: Any
+) -> Run:
     async def main() -> Run:
         async with server(answer, models) as url:
-            return await run_load(Load(url=url, **load))
+            return await run_load(Load(Target(url, timeout_s=timeout_s), **load))
 
     return asyncio.run(main())
 
@@ -195,7 +198,7 @@ def test_a_refused_connection_is_one_clear_error() -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(BenchError, match=f"nothing answers at {url}"):
-            asyncio.run(run_load(Load(url=url)))
+            asyncio.run(run_load(Load(Target(url))))
 
 
 @pytest.mark.parametrize(
@@ -237,12 +240,12 @@ def test_zero_of_anything_names_its_flag(field: str) -> None:
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
 def test_a_timeout_that_cannot_work_names_its_flag(timeout_s: float) -> None:
     with pytest.raises(ConfigError, match="--timeout-s"):
-        Load(timeout_s=timeout_s)
+        Target(timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_the_url_may_be_written_with_or_without_v1(url: str) -> None:
-    assert Load(url=url).base_url == "http://h:1/v1"
+    assert Target(url).base_url == "http://h:1/v1"
 
 
 def test_percentiles_lie_between_the_nearest_values() -> None:
