@@ -94,10 +94,13 @@ class ScriptedEngine:
         answer: Callable[[str], bytes] = lambda prompt: b"ok",
         step_s: float = 0.0,
         capacity_tokens: int = 10_000,
+        context_tokens: int = CONTEXT_TOKENS,
     ) -> None:
         self.answer = answer
         self.step_s = step_s
         self.capacity_tokens = capacity_tokens
+        self.context_tokens = context_tokens
+        self.cached_tokens = 0  # said of every prompt
         self.tenants: list[str] = []
         self.params: list[SamplingParams] = []
         self.prompts: list[tuple[int, ...]] = []
@@ -122,7 +125,7 @@ class ScriptedEngine:
         n: int = 1,
         tenant: str = "",
     ) -> str:
-        check_request(prompt, params, n, ByteTokenizer.vocab_size, CONTEXT_TOKENS)
+        check_request(prompt, params, n, ByteTokenizer.vocab_size, self.context_tokens)
         if len(self._running) >= self.most_running:
             self.refused_total += 1
             raise RequestError(None, "3 requests wait already; try again later", QUEUE_FULL)
@@ -138,7 +141,7 @@ class ScriptedEngine:
             self.params.append(params)
             self.prompts.append(prompt)
             for index in range(n):
-                cached = 0 if index == 0 else len(prompt) - 1
+                cached = self.cached_tokens if index == 0 else len(prompt) - 1
                 self._running.append(
                     _Running(request_id, index, prompt, self.answer(text), params, on_event, cached)
                 )

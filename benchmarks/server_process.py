@@ -1,0 +1,151 @@
+"""A server under test as a process tree of its own: started, awaited, watched, ended (Linux).
+
+The tree is everything in the session that the command leads, so helpers that it starts count too.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+import httpx
+
+from holdover.errors import HoldoverError
+
+_LOG_LINES = 12  # of a server that did not start
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ServerError(HoldoverError):
+    """The server did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    port: int
+    pid: int
+    ready_s: float
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def peak_bytes(self) -> int:
+        """The most that each process of the tree has had resident, summed."""
+        return sum(map(_peak_bytes, _session(self.pid)))
+
+    def cpu_s(self) -> float:
+        return sum(_cpu_ticks(stat) for stat in _session(self.pid).values()) / _TICKS_PER_S
+
+
+@contextmanager
+def serving(
+    command: str, ready: str, environment: Mapping[str, str], limit_s: float
+) -> Iterator[Server]:
+    """Runs `command` until `ready` answers; {port} in both is a free one. Raises ServerError."""
+    port = _free_port()
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    start_s = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            process = subprocess.Popen(
+                arguments(command, port), env=inherited | dict(environment), stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ServerError(f"{command}: {error}") from error
+        try:
+            _await(ready.replace("{port}", str(port)), process, start_s + limit_s)
+            yield Server(port, process.pid, time.monotonic() - start_s)
+        except ServerError as error:
+            log.seek(0)
+            lines = log.read().splitlines()[-_LOG_LINES:]
+            raise ServerError("\n  ".join([f"{command}: {error}", *lines])) from None
+        finally:
+            _end(process)
+
+
+def arguments(command: str, port: int) -> list[str]:
+    """Split as a shell does, with {port} and $NAMES of the environment filled in."""
+    try:
+        filled = Template(command.replace("{port}", str(port))).substitute(os.environ)
+    except KeyError as error:
+        raise ServerError(f"{command}: set the environment variable {error.args[0]}") from error
+    return shlex.split(filled)
+
+
+def busy_s() -> float:
+    """Processor time that the whole machine has spent on anything, what a host stole included."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+def _await(ready: str, process: subprocess.Popen[bytes], deadline_s: float) -> None:
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise ServerError(f"ended with {process.returncode}")
+        try:
+            if httpx.get(ready, timeout=5, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass  # not listening yet, or still busy with loading
+        time.sleep(0.1)
+    raise ServerError(f"{ready} did not answer 200 in time")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for how, wait_s in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0)):
+        if not _session(process.pid):
+            break
+        try:
+            os.killpg(process.pid, how)
+        except ProcessLookupError:
+            break
+        deadline_s = time.monotonic() + wait_s
+        while _session(process.pid) and time.monotonic() < deadline_s:
+            process.poll()
+            time.sleep(0.05)
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _session(leader: int) -> dict[int, list[str]]:
+    """Of each living process of the session: /proc/PID/stat after its name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # ended meanwhile
+            if int(stat[3]) == leader and stat[0] not in "ZX":
+                found[int(entry.name)] = stat
+    return found
+
+
+def _cpu_ticks(stat: list[str]) -> int:
+    return sum(map(int, stat[11:15]))  # its own, and its ended children's
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0  # ended meanwhile
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
