@@ -50,9 +50,13 @@ class Server:
 
 @contextmanager
 def serving(
-    command: str, ready: str, environment: Mapping[str, str], limit_s: float
+    command: str,
+    ready: str,
+    environment: Mapping[str, str],
+    limit_s: float,
+    grace_s: float = 15.0,
 ) -> Iterator[Server]:
-    """Runs `command` until `ready` answers; {port} in both is a free one. Raises ServerError."""
+    """Up to `limit_s` to start, `grace_s` to end; {port} is a free one. Raises ServerError."""
     port = _free_port()
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start_s = time.monotonic()
@@ -72,7 +76,7 @@ def serving(
             lines = log.read().splitlines()[-_LOG_LINES:]
             raise ServerError("\n  ".join([f"{command}: {error}", *lines])) from None
         finally:
-            _end(process)
+            _end(process, grace_s)
 
 
 def arguments(command: str, port: int) -> list[str]:
@@ -104,15 +108,15 @@ def _await(ready: str, process: subprocess.Popen[bytes], deadline_s: float) -> N
     raise ServerError(f"{ready} did not answer 200 in time")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for how, wait_s in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0)):
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    for how in (signal.SIGTERM, signal.SIGKILL):
         if not _session(process.pid):
             break
         try:
             os.killpg(process.pid, how)
         except ProcessLookupError:
             break
-        deadline_s = time.monotonic() + wait_s
+        deadline_s = time.monotonic() + grace_s
         while _session(process.pid) and time.monotonic() < deadline_s:
             process.poll()
             time.sleep(0.05)
