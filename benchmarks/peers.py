@@ -104,7 +104,8 @@ def _measure_one(
 ) -> Measured:
     target = Target(server.url, engine.model, extra_body=engine.extra_body)
     start_s, before_s = time.monotonic(), busy_s() - server.cpu_s() - time.process_time()
-    figures, error = {}, ""
+    figures: dict[str, tuple[float, ...]] = {}
+    error = ""
     try:
         run = asyncio.run(run_workload(target, workload, asked.seed, asked.repeats))
         figures = {figure.name: figure.values for figure in run.figures}
@@ -203,10 +204,10 @@ def main() -> None:
                 record = {"sittings": list(map(asdict, sat)), "measured": list(map(asdict, done))}
                 asked.json.write_text(json.dumps(record, indent=1))
     print("\n".join(table(engines, done, sat)))
-    for measured in done:
-        if measured.error:
-            print(f"round {measured.round}, {measured.engine}, {measured.workload}: "
-                  f"{measured.error}")  # fmt: skip
+    for failed in done:
+        if failed.error:
+            print(f"round {failed.round}, {failed.engine}, {failed.workload}: "
+                  f"{failed.error}")  # fmt: skip
     print("figures: median (least-most); 1.20x: 1.20 times better than the best peer")
 
 
