@@ -102,7 +102,9 @@ def measure(
 def _measure_one(
     engine: Engine, server: Server, number: int, workload: str, asked: argparse.Namespace
 ) -> Measured:
-    target = Target(server.url, engine.model, extra_body=engine.extra_body)
+    target = Target(
+        server.url, engine.model, timeout_s=asked.timeout_s, extra_body=engine.extra_body
+    )
     start_s, before_s = time.monotonic(), busy_s() - server.cpu_s() - time.process_time()
     figures: dict[str, tuple[float, ...]] = {}
     error = ""
@@ -190,6 +192,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start-s", type=float, default=300.0, help="longest start of a server")
+    parser.add_argument(
+        "--timeout-s", type=float, default=900.0, help="longest silence of a stream"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value of every round")
     asked = parser.parse_args()
     engines = read_engines(asked.description, asked.engines)
