@@ -211,8 +211,8 @@ def main() -> None:
     print("\n".join(table(engines, done, sat)))
     for failed in done:
         if failed.error:
-            print(f"round {failed.round}, {failed.engine}, {failed.workload}: "
-                  f"{failed.error}")  # fmt: skip
+            why = failed.error.splitlines()[0]  # the rest was said when it happened
+            print(f"round {failed.round}, {failed.engine}, {failed.workload}: {why}")
     print("figures: median (least-most); 1.20x: 1.20 times better than the best peer")
 
 

@@ -67,14 +67,14 @@ def serving(
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise ServerError(f"{command}: {error}") from error
+            raise ServerError(f"{_one_line(command)}: {error}") from error
         try:
             _await(ready.replace("{port}", str(port)), process, start_s + limit_s)
             yield Server(port, process.pid, time.monotonic() - start_s)
         except ServerError as error:
             log.seek(0)
             lines = log.read().splitlines()[-_LOG_LINES:]
-            raise ServerError("\n  ".join([f"{command}: {error}", *lines])) from None
+            raise ServerError("\n  ".join([f"{_one_line(command)}: {error}", *lines])) from None
         finally:
             _end(process, grace_s)
 
@@ -84,8 +84,14 @@ def arguments(command: str, port: int) -> list[str]:
     try:
         filled = Template(command.replace("{port}", str(port))).substitute(os.environ)
     except KeyError as error:
-        raise ServerError(f"{command}: set the environment variable {error.args[0]}") from error
+        raise ServerError(
+            f"{_one_line(command)}: set the environment variable {error.args[0]}"
+        ) from error
     return shlex.split(filled)
+
+
+def _one_line(command: str) -> str:
+    return " ".join(command.split())
 
 
 def busy_s() -> float:
