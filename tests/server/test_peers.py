@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import peers  # noqa: E402
 import server_process  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("serve_scripted.py")
+WAITS = "import time; time.sleep(61)"
 DESCRIPTION = """
 [[engine]]
 name = "quick"
@@ -68,6 +70,22 @@ def test_one_table_of_all_engines(tmp_path: Path) -> None:
     record = json.loads(kept.read_text())
     assert [m["engine"] for m in record["measured"]] == ["quick", "broken", "slow"]
     assert not [text for text in _commands() if str(SCRIPT) in text and "x" * 200 in text]
+
+
+def test_a_run_that_is_told_to_end_leaves_no_server(tmp_path: Path) -> None:
+    described = tmp_path / "engines.toml"
+    described.write_text(f"[[engine]]\nname = 'a'\ncommand = '{sys.executable} -c \"{WAITS}\"'")
+    going = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks/peers.py"), str(described)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    deadline_s = time.monotonic() + 60
+    while not [text for text in _commands() if text.endswith(f"{WAITS}\0")]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    going.terminate()
+    assert going.wait(30) == 130
+    assert not [text for text in _commands() if text.endswith(f"{WAITS}\0")]
 
 
 def test_a_tree_ends_with_its_children(tmp_path: Path) -> None:
