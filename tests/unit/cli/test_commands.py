@@ -70,7 +70,7 @@ def test_plan_fields_say_where_each_byte_goes() -> None:
     for group in report["groups"]:
         used = sum(f["field_bytes"] + f["padding_bytes"] for f in group["fields"])
         assert used == group["block_bytes"]
-    assert "1 head x 16 token x 256 dim" in run(*arguments[:-1]).output
+    assert "1 head x 128 unit x 16 token x 2 element" in run(*arguments[:-1]).output
 
 
 def test_plan_that_cannot_work_says_what_would() -> None:

@@ -491,14 +491,14 @@ def test_lengths_beside_a_shared_start_and_as_a_median() -> None:
     ("model", "kv", "per_token"),
     [
         # layers x planes x heads x (dims + the scales beside them)
-        ("llama-3-8b", "int8", 32 * 2 * 8 * (128 + 4)),
+        ("llama-3-8b", "int8", 32 * 2 * 8 * (128 + 2)),
         ("llama-3-8b", "int4", 32 * 2 * 8 * (64 + 4 + 4)),
-        ("llama-3-8b", "k=int8,v=int4", 32 * 8 * (128 + 4 + 64 + 4 + 4)),
+        ("llama-3-8b", "k=int8,v=int4", 32 * 8 * (128 + 2 + 64 + 4 + 4)),
         ("llama-3-8b", "q8_0", 32 * 2 * 8 * 128 // 32 * 34),
-        ("deepseek-v3", "int8", 61 * (512 + 4 + 64 + 4)),
+        ("deepseek-v3", "int8", 61 * (512 + 2 + 64 + 2)),
         ("deepseek-v3", "fp8", 61 * 576),
-        ("deepseek-v3.2", "int8", 61 * (512 + 4 + 64 + 4) + 61 * (128 + 4)),
-        ("qwen3-next-80b-a3b", "int8", 12 * 2 * 2 * (256 + 4)),
+        ("deepseek-v3.2", "int8", 61 * (512 + 2 + 64 + 2) + 61 * (128 + 2)),
+        ("qwen3-next-80b-a3b", "int8", 12 * 2 * 2 * (256 + 2)),
     ],
 )
 def test_codecs_store_what_their_fields_say(model: str, kv: str, per_token: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from holdover.codecs.base import Codec, get_codec
 from holdover.spec.layout import CacheLayout, PlacedField
 
-PIECE_BYTES = 2**20  # of fp32 rows decoded at a time: little enough to stay in cache
+PIECE_BYTES = 2**19  # of fp32 rows decoded at a time: little enough to stay in cache
 
 
 @dataclass(frozen=True, slots=True)
