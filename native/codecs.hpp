@@ -100,8 +100,14 @@ constexpr bool is_turned = C == Codec::int8 || C == Codec::int4;
 
 // The values of int4's levels. Products take them raised, so that none is negative.
 constexpr int8_t INT4_VALUES[16] = {-127, -98, -77, -60, -45, -31, -18, -6, 6, 18, 31, 45, 60, 77, 98, 127};
-alignas(16) constexpr uint8_t INT4_RAISED[16] = {0, 29, 50, 67, 82, 96, 109, 121, 133, 145, 158, 172, 187, 204, 225, 254};
-constexpr int INT4_RAISE = 127;
+constexpr int INT4_RAISE = -INT4_VALUES[0];
+struct RaisedValues {
+  alignas(16) uint8_t at[16];
+  constexpr RaisedValues() : at{} {
+    for (int i = 0; i < 16; ++i) at[i] = uint8_t(INT4_VALUES[i] + INT4_RAISE);
+  }
+};
+constexpr RaisedValues INT4_RAISED;
 constexpr int INT4_GROUP = SPAN_DIMS / SPAN_GROUPS;
 
 INLINE int int4_groups(int dim) { return (dim + SPAN_DIMS - 1) / SPAN_DIMS * SPAN_GROUPS; }

@@ -7,7 +7,6 @@
 #define BF16_PAIRS 0  // products take pairs of bf16 inputs
 
 namespace holdover::on_avx512 {
-constexpr int MOST_ROWS = 6;  // query rows that share a key in registers
 constexpr int TILE_ROWS = 8, MOST_SUMS = 24;  // rows of a product at once, and vectors of sums
 #include "isa.hpp"
 bool runs() {

@@ -8,11 +8,6 @@
 
 namespace {
 
-typedef uint16_t U16x2 __attribute__((vector_size(LANES * 4)));
-typedef int16_t I16x2 __attribute__((vector_size(LANES * 4)));
-typedef int8_t I8x2 __attribute__((vector_size(LANES * 2)));
-typedef int32_t P __attribute__((vector_size(LANES * 4)));  // LANES pairs
-
 constexpr int VECTORS = PANEL / LANES;  // of a panel
 
 // ---- one step: a vector of weights, against the same inputs of a row -----------------------------
@@ -44,44 +39,24 @@ struct OneInput {
 // A pair of bf16 inputs at once.
 struct PairOfBf16 {
   typedef F Sum;
-  typedef P W;
-  INLINE W weight(const uint8_t* from, int v) { return load<P>(from + v * LANES * 4); }
+  typedef I W;
+  INLINE W weight(const uint8_t* from, int v) { return load<I>(from + v * LANES * 4); }
   INLINE int32_t input(const uint8_t* from) { return load<int32_t>(from); }
-  INLINE void add(F& sum, W w, int32_t pair) {
-#if defined(__AVX512BF16__) && LANES == 16
-    sum = (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
-#else
-    sum = fma((F)(w & int32_t(0xffff0000)), set1(float_of(uint32_t(pair) & 0xffff0000u)), sum);
-    sum = fma((F)(w << 16), set1(float_of(uint32_t(pair) << 16)), sum);
-#endif
-  }
+  INLINE void add(F& sum, W w, int32_t pair) { sum = add_bf16_pairs(sum, w, all(pair)); }
 };
 
 // A pair of int16 inputs at once, weights of int8.
 struct PairOfInt16 {
   typedef I Sum;
-  typedef P W;
-  INLINE W weight(const uint8_t* from, int v) {
-    from += v * LANES * 2;
-#if defined(__AVX512BW__) && LANES == 16
-    return (P)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__AVX2__) && LANES == 8
-    return (P)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
-#else
-    return (P)__builtin_convertvector(load<I8x2>(from), I16x2);
-#endif
-  }
+  typedef I W;
+  INLINE W weight(const uint8_t* from, int v) { return widen_pairs(from + v * LANES * 2); }
   INLINE int32_t input(const uint8_t* from) { return load<int32_t>(from); }
   INLINE void add(I& sum, W w, int32_t pair) {
-#if defined(__AVX512VNNI__) && LANES == 16
-    sum = (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(pair));
-#elif defined(__AVX512BW__) && LANES == 16
-    sum += (I)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(pair));
-#elif defined(__AVX2__) && LANES == 8
-    I products = (I)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(pair));
+#if defined(__AVX2__) && LANES == 8
+    I products = add_pairs(I{}, w, all(pair));
     asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
 #else
-    sum += ((w << 16) >> 16) * int32_t(int16_t(pair)) + (w >> 16) * (pair >> 16);
+    sum = add_pairs(sum, w, all(pair));
 #endif
   }
 };
@@ -112,7 +87,7 @@ struct Fetch {
   }
 };
 
-constexpr int STEP_PAIRS = 64;  // between two fetches, each of which costs some moves between registers  // between two fetches
+constexpr int STEP_PAIRS = 64;  // between two fetches, each of which costs some moves between registers
 
 #define EACH_SUM                                             \
   _Pragma("GCC unroll 8") for (int r = 0; r < R; ++r)        \
@@ -356,12 +331,7 @@ void prepare_levels(const float* row, int inputs, uint8_t* to) {
   uint8_t* scales = to + (4 * n_pairs + 63) / 64 * 64;
   for (int start = 0; start < inputs; start += SEGMENT, scales += 4) {
     int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs;
-    uint32_t most = 0;
-    for (int i = start; i < stop; ++i) {
-      uint32_t bits = bits_of(row[i]) & 0x7fffffff;
-      most = bits > most ? bits : most;  // NaN is above inf
-    }
-    float scale = float_of(most) / 32767.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    float scale = largest_magnitude(row + start, stop - start) / 32767.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
     for (int i = start; i < stop; ++i) store(to + 2 * i, int16_t(level(row[i] * inverse, -32767, 32767)));
     store(scales, finite(scale) ? scale : __builtin_nanf(""));
   }

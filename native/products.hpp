@@ -24,28 +24,7 @@ typedef int32_t W __attribute__((vector_size(WORDS * 4)));
 typedef uint32_t UW __attribute__((vector_size(WORDS * 4)));
 typedef int16_t SW __attribute__((vector_size(WORDS * 4)));
 typedef float FW __attribute__((vector_size(WORDS * 4)));
-typedef int8_t I8x2 __attribute__((vector_size(LANES * 2)));
-typedef int16_t I16x2 __attribute__((vector_size(LANES * 4)));
 typedef int16_t I16 __attribute__((vector_size(LANES * 2)));
-
-// sum + the products of two int16 in each 32 bits.
-template <class V>
-INLINE V add_pairs(V sum, V a, V b) {
-#if defined(__AVX512VNNI__)
-  if constexpr (sizeof(V) == 64) return (V)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-  if constexpr (sizeof(V) == 32) return (V)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(__AVX512BW__)
-  if constexpr (sizeof(V) == 64) return sum + (V)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#endif
-#if defined(__AVX2__)
-  if constexpr (sizeof(V) == 32) return sum + (V)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
-#if defined(__SSE2__)
-  typedef short V8 __attribute__((vector_size(16)));
-  if constexpr (sizeof(V) == 16) return sum + (V)__builtin_ia32_pmaddwd128((V8)a, (V8)b);
-#endif
-  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-}
 
 // The low, or the high, halves of the 32 bits of two vectors, side by side.
 INLINE W low_halves(W x, W y) {
@@ -64,42 +43,21 @@ INLINE W high_halves(W x, W y) {
 #endif
 }
 
-// sum + the products of two bf16 in each 32 bits, in fp32.
-INLINE F add_bf16_pairs(F sum, I a, I b) {
-#if defined(__AVX512BF16__) && LANES == 16
-  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#else
-  sum = fma((F)(a & (int32_t)0xffff0000), (F)(b & (int32_t)0xffff0000), sum);
-  return fma((F)(a << 16), (F)(b << 16), sum);
-#endif
-}
-
 // int4's levels in each 16 bits as values from 0 on.
 template <class V>
 INLINE V raised(V levels) {
 #if defined(__AVX512BW__)
   if constexpr (sizeof(V) == 64)
-    return (V)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)INT4_RAISED)), (__m512i)levels);
+    return (V)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)INT4_RAISED.at)), (__m512i)levels);
 #endif
 #if defined(__AVX2__)
   if constexpr (sizeof(V) == 32)
-    return (V)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)INT4_RAISED)), (__m256i)levels);
+    return (V)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)INT4_RAISED.at)), (__m256i)levels);
 #endif
   uint16_t values[sizeof(V) / 2];
   store(values, levels);
-  for (auto& value : values) value = INT4_RAISED[value];
+  for (auto& value : values) value = INT4_RAISED.at[value];
   return load<V>(values);
-}
-
-INLINE I all(int32_t x) { return x - I{}; }
-INLINE I widen_pairs(const uint8_t* from) {
-#if defined(__AVX512BW__) && LANES == 16
-  return (I)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__AVX2__) && LANES == 8
-  return (I)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
-#else
-  return (I)__builtin_convertvector(load<I8x2>(from), I16x2);
-#endif
 }
 
 // ---- queries ------------------------------------------------------------------------------------
@@ -110,12 +68,7 @@ constexpr bool in_integers = C == Codec::int8 || C == Codec::int4;
 // 15 bits and a sign of n numbers: `to[place(i)]` times the scale that is returned; NaN if one is.
 template <class Place>
 INLINE float to_int16(const float* x, int n, int16_t* to, Place place) {
-  uint32_t most = 0;
-  for (int i = 0; i < n; ++i) {
-    uint32_t bits = bits_of(x[i]) & 0x7fffffff;
-    most = bits > most ? bits : most;
-  }
-  float largest = float_of(most), inverse = largest > 0 ? 32767.0f / largest : 0.0f;
+  float largest = largest_magnitude(x, n), inverse = largest > 0 ? 32767.0f / largest : 0.0f;
   bool whole = finite(largest);
   if (!whole || !finite(inverse)) inverse = 0;  // the scale tells; or all are next to zero
   alignas(64) int32_t levels[MAX_DIM];

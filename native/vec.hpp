@@ -7,6 +7,8 @@ typedef uint32_t U __attribute__((vector_size(LANES * 4)));
 typedef int8_t I8 __attribute__((vector_size(LANES)));
 typedef uint8_t U8 __attribute__((vector_size(LANES)));
 typedef uint16_t U16 __attribute__((vector_size(LANES * 2)));
+typedef int8_t I8x2 __attribute__((vector_size(LANES * 2)));
+typedef int16_t I16x2 __attribute__((vector_size(LANES * 4)));
 typedef float F4 __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -69,7 +71,6 @@ INLINE I widen8_signed(const void* from) {
 }
 
 INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
-INLINE F from_bf16(const void* from) { return (F)(widen16(from) << 16); }
 
 INLINE F from_fp16(const void* from) {
 #if defined(__AVX512F__) && LANES == 16
@@ -91,6 +92,50 @@ INLINE float half_to_float(uint16_t bits) {
 #else
   alignas(F) uint16_t lanes[LANES] = {bits};
   return from_fp16(lanes)[0];
+#endif
+}
+
+// ---- pairs: two numbers of 16 bits in each lane of 32 ----
+
+INLINE I all(int32_t x) { return x - I{}; }
+
+// Signed 8 bit integers in memory to 16 bit.
+INLINE I widen_pairs(const uint8_t* from) {
+#if defined(__AVX512BW__) && LANES == 16
+  return (I)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__) && LANES == 8
+  return (I)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+#else
+  return (I)__builtin_convertvector(load<I8x2>(from), I16x2);
+#endif
+}
+
+// sum + the products of two int16 in each 32 bits.
+template <class V>
+INLINE V add_pairs(V sum, V a, V b) {
+#if defined(__AVX512VNNI__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+  if constexpr (sizeof(V) == 32) return (V)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) return sum + (V)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) return sum + (V)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+#if defined(__SSE2__)
+  typedef short V8 __attribute__((vector_size(16)));
+  if constexpr (sizeof(V) == 16) return sum + (V)__builtin_ia32_pmaddwd128((V8)a, (V8)b);
+#endif
+  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+}
+
+// sum + the products of two bf16 in each 32 bits, in fp32.
+INLINE F add_bf16_pairs(F sum, I a, I b) {
+#if defined(__AVX512BF16__) && LANES == 16
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum = fma((F)(a & (int32_t)0xffff0000), (F)(b & (int32_t)0xffff0000), sum);
+  return fma((F)(a << 16), (F)(b << 16), sum);
 #endif
 }
 
