@@ -1,0 +1,1 @@
+"""Slower homes of blocks: one file each, named as `--tiers` names it."""
