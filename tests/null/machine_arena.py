@@ -23,6 +23,9 @@ class RowArena:
         assert abs(source - target) >= n_bytes, "overlapping copy"
         self.bytes[target : target + n_bytes] = self.bytes[source : source + n_bytes]
 
+    def view(self, offset: int, n_bytes: int) -> memoryview:
+        return self.bytes[offset : offset + n_bytes].data
+
     def rows(self, manager: CacheManager, sequence: SequenceCache, position: int):
         """(layer, plane, one-element int32 view) of the rows of a token in every group."""
         block_tokens = self.layout.spec.block_tokens

@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
+from holdover.cache.mover import Mover
 from holdover.codecs.base import uniform
 from holdover.registry import plugin_names
 from holdover.spec.groups import CacheSpec
@@ -16,6 +18,7 @@ from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import Chunk, Full, Window
 
 from .machine_arena import RowArena
+from .machine_tier import MachineTier
 
 STEP_TOKENS = 7
 MAX_TOKENS = 40
@@ -41,6 +44,9 @@ def crcs(tenant: str, tokens: list[int]) -> list[int]:
 class ManagerMachine(RuleBasedStateMachine):
     models = tuple(MODELS)
 
+    def mover(self):
+        return None
+
     def after_build(self):
         pass
 
@@ -56,7 +62,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
         peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
         self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)
-        self.manager = CacheManager(self.layout, self.arena, eviction=eviction, seed=b"w")
+        self.lifts: list[tuple] = []  # (lift, tenant, tokens)
+        self.manager = CacheManager(
+            self.layout, self.arena, eviction=eviction, seed=b"w", mover=self.mover()
+        )
         self.running: list[tuple] = []  # (sequence, all its tokens, crcs)
         self.parked: list[tuple[str, list[int]]] = []
         self.reserved: dict = {}
@@ -86,7 +95,7 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence = self.manager.admit(tokens, match, n, tenant, promise=promise)
         if sequence is None:
             # A lone sequence within the planned context always finds room.
-            assert self.running, "refused on an empty arena"
+            assert self.running or (promised and self.lifts), "refused on an empty arena"
             assert self.manager.held_bytes == held
             return
         assert sequence.n_tokens <= match.n_tokens
@@ -152,6 +161,69 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.cached_bytes == 0
 
 
+class TieredMachine(ManagerMachine):
+    """With a tier that stores, forgets, fails and answers when it likes."""
+
+    def mover(self):
+        self.tier = MachineTier()
+        return Mover(self.layout, [self.tier], Costs())
+
+    @rule(tokens=tokens_lists, tenant=st.sampled_from(["", "a"]), promised=st.booleans())
+    def lift(self, tokens, tenant, promised):
+        self.begin_lift(tokens, tenant, promised)
+
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data(), promised=st.booleans())
+    def lift_next_turn(self, data, promised):
+        tenant, tokens = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
+        self.begin_lift(tokens, tenant, promised)
+
+    def begin_lift(self, tokens, tenant, promised):
+        match = self.manager.match(tokens, tenant)
+        promise = self.layout.peak_blocks(len(tokens), STEP_TOKENS) if promised else ()
+        lift = self.manager.lift(tokens, match, tenant, promise)
+        if lift is not None:
+            assert match.n_tokens < lift.n_tokens < len(tokens)
+            self.lifts.append((lift, tenant, tokens))
+
+    @precondition(lambda self: self.lifts)
+    @rule(n=st.integers(1, 8), fails=st.booleans())
+    def answer(self, n, fails):
+        self.tier.end_loads(n, fails)
+
+    @rule()
+    def poll(self):
+        self.manager.poll()
+
+    @precondition(lambda self: self.lifts)
+    @rule(data=st.data())
+    def give_up(self, data):
+        lift, _, _ = self.lifts[data.draw(st.integers(0, len(self.lifts) - 1))]
+        self.manager.drop(lift)
+
+    @precondition(lambda self: any(lift.ended for lift, _, _ in self.lifts))
+    @rule(n=st.integers(1, STEP_TOKENS), promised=st.booleans())
+    def land(self, n, promised):
+        item = next(item for item in self.lifts if item[0].ended)
+        self.lifts.remove(item)
+        _, tenant, tokens = item
+        self.start(tokens, tenant, n, promised)
+
+    @precondition(lambda self: hasattr(self, "tier") and self.tier.held)
+    @rule(data=st.data())
+    def tier_loses(self, data):
+        self.tier.delete(data.draw(st.sampled_from(list(self.tier.held))))
+
+    @rule(stores=st.booleans(), loads=st.booleans())
+    def tier_mood(self, stores, loads):
+        self.tier.takes_stores, self.tier.takes_loads = stores, loads
+
+    def teardown(self):
+        for lift, _, _ in getattr(self, "lifts", ()):
+            self.manager.drop(lift)
+        super().teardown()
+
+
 class CollidingMachine(ManagerMachine):
     """The same with eight keys in all: token ids, not hashes, decide what is a hit.
 
@@ -179,5 +251,7 @@ machine_settings = settings(
 )
 TestManager = ManagerMachine.TestCase
 TestManager.settings = machine_settings
+TestTiers = TieredMachine.TestCase
+TestTiers.settings = machine_settings
 TestCollisions = CollidingMachine.TestCase
 TestCollisions.settings = machine_settings

@@ -22,6 +22,9 @@ class Arena(Protocol):
     def copy(self, source: int, target: int, n_bytes: int) -> None:
         """Copy between two byte offsets whose ranges do not overlap."""
 
+    def view(self, offset: int, n_bytes: int) -> memoryview:
+        """The bytes themselves, to read and to write; none where there is no memory."""
+
 
 class NullArena:
     """An arena with its memory switched off."""
@@ -31,6 +34,9 @@ class NullArena:
 
     def copy(self, source: int, target: int, n_bytes: int) -> None:
         assert max(source, target) + n_bytes <= self.nbytes, "copy past the end of the arena"
+
+    def view(self, offset: int, n_bytes: int) -> memoryview:
+        return memoryview(bytearray())
 
 
 class HostArena:
@@ -45,6 +51,9 @@ class HostArena:
 
     def copy(self, source: int, target: int, n_bytes: int) -> None:
         self.bytes[target : target + n_bytes] = self.bytes[source : source + n_bytes]
+
+    def view(self, offset: int, n_bytes: int) -> memoryview:
+        return self.bytes[offset : offset + n_bytes].numpy().data
 
 
 def host_bytes(nbytes: int, what: str, remedy: str = "") -> Tensor:

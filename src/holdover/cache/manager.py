@@ -3,9 +3,8 @@
 The scheduler asks before a step, `commit` is the only change after it. "No room" is a return value
 and leaves everything held as it was; a broken rule raises. Never sees a model or a request.
 
-Room is exact: blocks that are only cached can be evicted and a group's blocks can be packed into
-fewer sectors, so blocks fit if and only if `layout.sectors_for(held + new) <= n_sectors`. The
-planner uses the same function.
+With tiers, a sequence whose prefix lies there gets a lift first: the scheduler asks for one with
+`lift`, goes on with others, and admits the sequence when `poll` says that the lift has ended.
 """
 
 from __future__ import annotations
@@ -17,35 +16,40 @@ from numpy.typing import NDArray
 
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import Block
-from holdover.cache.eviction.base import EvictionPolicy
+from holdover.cache.lifting import Lift, Lifts
 from holdover.cache.matching import Match, Matcher
+from holdover.cache.mover import Mover
 from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex, token_bytes
-from holdover.cache.sectors import SectorPool
+from holdover.cache.room import Room
 from holdover.cache.sequence import Reused, SequenceCache
-from holdover.registry import load_plugin
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import BlockRanges, step_blocks
-from holdover.units import ceil_div, exact_div
+from holdover.units import ceil_div
 
 
 class CacheManager:
     """Single-threaded; called by the engine's thread only."""
 
     def __init__(
-        self, layout: CacheLayout, arena: Arena, *, eviction: str = "lru", seed: bytes = b""
+        self,
+        layout: CacheLayout,
+        arena: Arena,
+        *,
+        eviction: str = "lru",
+        seed: bytes = b"",
+        mover: Mover | None = None,
     ) -> None:
         self.layout = layout
-        self._arena = arena
-        self._n_sectors = exact_div(arena.nbytes, layout.sector_bytes)
         self._block_tokens = layout.spec.block_tokens
         self._residencies = tuple(group.residency for group in layout.spec.groups)
-        self._pool = SectorPool(layout, self._n_sectors)
         self._index = PrefixIndex(seed + layout.fingerprint, self._block_tokens, len(layout.blocks))
         self._matcher = Matcher(self._index, self._residencies, self._block_tokens)
-        policy_module = load_plugin("holdover.cache.eviction", eviction)
-        self._cached: EvictionPolicy = policy_module.create()
-        self._blocks: list[dict[int, Block]] = [{} for _ in layout.blocks]
-        self._n_held = [0] * len(layout.blocks)
+        self._room = Room(layout, arena, eviction, self._on_evict, self._on_move)
+        self._mover = mover
+        self._lifts: Lifts | None = None
+        if mover is not None:
+            mover.bind(self._index.record, self._room.view)
+            self._lifts = Lifts(self._room, self._index, mover, self._fits)
         self._sequences: dict[SequenceCache, None] = {}
         self._version = 0
         self.evicted_blocks = 0
@@ -78,6 +82,8 @@ class CacheManager:
             usable = token_bytes(tokens[:-1])
             match = self._matcher.longest(usable, tenant, self._version, tails=False)
             sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
+        if sequence is None and not promise and self._drop_a_lift():
+            return self.admit(tokens, match, n_tokens, tenant)
         if sequence is not None:
             sequence.tokens.extend(token_bytes(tokens[: match.n_tokens]))
             sequence.n_tokens = match.n_tokens
@@ -89,10 +95,58 @@ class CacheManager:
         n_new = [max(0, stop - len(table.blocks)) for table in sequence.tables]
         if not any(n_new):
             return True
-        if not self._has_room(n_new):
-            return False
+        while not self._room.has_room(n_new):
+            if not self._drop_a_lift():
+                return False
         self._extend(sequence, n_new)
         return True
+
+    # ---- tiers ----------------------------------------------------------------------------------
+
+    def lift(
+        self, tokens: Sequence[int], match: Match, tenant: str = "", promise: Sequence[int] = ()
+    ) -> Lift | None:
+        """Begin to load what tiers hold of a prefix beyond `match`.
+
+        None where they hold no more, where computing it is predicted to be as fast, or where there
+        is no room for it and for `promise` beside what others were promised.
+        """
+        if self._lifts is None or self._mover is None or match.n_tokens >= len(tokens) - 1:
+            return None
+        reach = self._matcher.reach(token_bytes(tokens[:-1]), tenant, self._mover)
+        if reach.n_tokens <= match.n_tokens or not reach.records:
+            return None
+        decision = self._mover.decide(reach.records, reach.n_tokens - match.n_tokens)
+        if not decision.pays:
+            return None
+        self._version += 1
+        return self._lifts.begin(reach, promise, decision)
+
+    def drop(self, lift: Lift) -> None:
+        """End a lift before its time; what has come stays cached."""
+        assert self._lifts is not None, "a lift without tiers"
+        self._version += 1
+        self._lifts.drop(lift)
+
+    def observe(self, n_tokens: int, step_s: float) -> None:
+        """A step took so long: what loads are compared with."""
+        if self._mover is not None:
+            self._mover.costs.observe(n_tokens, step_s)
+
+    def close(self, wait_s: float) -> None:
+        """Give tiers what waits for them, for at most `wait_s`, and end them."""
+        if self._mover is not None:
+            self._mover.close(wait_s)
+
+    def poll(self) -> None:
+        """Take what tiers have ready and give them what waits for them; to be called each step."""
+        if self._lifts is not None and self._lifts.poll():
+            self._version += 1
+
+    @property
+    def rest_s(self) -> float | None:
+        """After how long `poll` has more to do when no sequence computes; None: never."""
+        return None if self._mover is None else self._mover.rest_s
 
     # ---- after a step -------------------------------------------------------------------------
 
@@ -116,8 +170,9 @@ class CacheManager:
                 continue  # nothing died: most steps, so they are kept cheap
             live = self._step_blocks(group, sequence.n_tokens, sequence.n_tokens)
             for index in range(table.start, live.start):
-                if index not in live:
-                    self._unref(table.clear(index))
+                dead = None if index in live else table.clear(index)
+                if dead is not None:
+                    self._room.unref(dead)
             table.start = live.start
 
     def release(self, sequence: SequenceCache) -> None:
@@ -133,20 +188,26 @@ class CacheManager:
         if n_tail:
             self._publish(sequence, n_full, n_tail)
         longest = max(len(table.blocks) for table in sequence.tables)
+        left: list[Block] = []
         for index in range(longest - 1, -1, -1):  # tails are evicted before what they stand on
             for table in sequence.tables:
-                if index < len(table.blocks):
-                    self._unref(table.clear(index))
+                block = table.clear(index) if index < len(table.blocks) else None
+                if block is not None:
+                    self._room.unref(block)
+                    left.append(block)
+        if self._mover is not None:
+            for block in reversed(left):  # and stored after it
+                self._mover.offer(block)
 
     def evict(self, n_blocks: int | None = None) -> int:
         """Drop cached blocks, all or the first `n_blocks` to go; returns how many went."""
         self._version += 1
         n_evicted = 0
         while n_blocks is None or n_evicted < n_blocks:
-            victim = self._cached.victim()
+            victim = self._room.victim()
             if victim is None:
                 break
-            self._evict(victim)
+            self._room.evict(victim)
             n_evicted += 1
         return n_evicted
 
@@ -159,13 +220,12 @@ class CacheManager:
     @property
     def held_bytes(self) -> int:
         """Bytes of blocks that sequences use, each block once."""
-        return self.layout.held_bytes(self._n_held)
+        return self._room.held_bytes
 
     @property
     def cached_bytes(self) -> int:
         """Bytes of blocks kept only for reuse."""
-        used = self.layout.held_bytes([len(blocks) for blocks in self._blocks])
-        return used - self.held_bytes
+        return self._room.cached_bytes
 
     @property
     def logical_bytes(self) -> int:
@@ -188,20 +248,16 @@ class CacheManager:
                     if block is not None:
                         assert block.group == group, "a block in another group's table"
                         refs[block] = refs.get(block, 0) + 1
-        cached = set(self._cached)
-        everything = {block for blocks in self._blocks for block in blocks.values()}
-        assert cached | set(refs) == everything, "a block is neither held nor cached"
-        assert not cached & set(refs), "a held block is up for eviction"
-        for group, blocks in enumerate(self._blocks):
-            assert all(n == b.number and b.group == group for n, b in blocks.items())
-            assert self._n_held[group] == sum(b.group == group for b in refs)
-        for block in everything:
-            assert block.refs == refs.get(block, 0), "reference count is wrong"
-            assert block.refs or block.entry is not None, "a cached block nobody can find"
-        self._pool.check([set(blocks) for blocks in self._blocks])
-        self._index.check(everything)
+        if self._lifts is not None:
+            self._lifts.count(refs)
+        self._index.check(self._room.check(refs))
 
     # ---- within -------------------------------------------------------------------------------
+
+    def _drop_a_lift(self) -> bool:
+        """Make room for who computes, at the cost of who waits; False when no one does."""
+        self._version += 1
+        return self._lifts is not None and self._lifts.drop_latest()
 
     def _step_blocks(self, group: int, start: int, stop: int) -> BlockRanges:
         return step_blocks(self._residencies[group], start, stop, self._block_tokens)
@@ -215,16 +271,16 @@ class CacheManager:
             return None
         for reused in found:
             for block in reused.pinned:
-                self._ref(block)
+                self._room.ref(block)
         tables = [reused.table() for reused in found]
         sequence = SequenceCache(tenant, bytearray(), list(match.keys), tables, tuple(promise))
         self._sequences[sequence] = None  # before room is made: packing renumbers its tables too
         self._extend(sequence, n_new)
-        for group, (reused, table) in enumerate(zip(found, tables, strict=True)):
+        for reused, table in zip(found, tables, strict=True):
             target = table.blocks[len(match.chain)] if reused.tail is not None else None
             if reused.tail is not None and target is not None:
-                self._copy(group, reused.tail.number, target.number)
-                self._unref(reused.tail)
+                self._room.copy(reused.tail, target)
+                self._room.unref(reused.tail)
         return sequence
 
     def _reused(self, match: Match, group: int) -> Reused:
@@ -238,16 +294,25 @@ class CacheManager:
     def _can_admit(
         self, found: Sequence[Reused], n_new: Sequence[int], promise: Sequence[int]
     ) -> bool:
-        """Whether there is room for new blocks, and for the promise beside those of others."""
         n_revived = [len({b for b in reused.pinned if not b.refs}) for reused in found]
-        if not self._has_room([a + b for a, b in zip(n_new, n_revived, strict=True)]):
+        n_shared = [sum(block is not None for block in reused.blocks) for reused in found]
+        return self._fits(n_new, n_revived, n_shared, promise)
+
+    def _fits(
+        self,
+        n_new: Sequence[int],
+        n_revived: Sequence[int],
+        n_shared: Sequence[int],
+        promise: Sequence[int],
+    ) -> bool:
+        """Whether there is room for new blocks, and for the promise beside those of others."""
+        if not self._room.has_room([a + b for a, b in zip(n_new, n_revived, strict=True)]):
             return False
         if not promise:
             return True
-        n_shared = [sum(block is not None for block in reused.blocks) for reused in found]
         n_to_come = [max(0, p - n) for p, n in zip(promise, n_shared, strict=True)]
         claims = zip(n_to_come, n_revived, self._outstanding(), strict=True)
-        return self._has_room([sum(claim) for claim in claims])
+        return self._room.has_room([sum(claim) for claim in claims])
 
     def _outstanding(self) -> list[int]:
         """Blocks per group that running sequences were promised and do not hold yet."""
@@ -255,52 +320,16 @@ class CacheManager:
         for sequence in self._sequences:
             for group, n_promised in enumerate(sequence.promise):
                 outstanding[group] += max(0, n_promised - sequence.tables[group].n_held)
+        for lift in self._lifts.under_way if self._lifts is not None else ():
+            for group, n_to_come in enumerate(lift.n_to_come):
+                outstanding[group] += n_to_come
         return outstanding
-
-    def _has_room(self, n_new: Sequence[int]) -> bool:
-        wanted = [held + new for held, new in zip(self._n_held, n_new, strict=True)]
-        return self.layout.sectors_for(wanted) <= self._n_sectors
 
     def _extend(self, sequence: SequenceCache, n_new: Sequence[int]) -> None:
         self._version += 1
         for group, (table, n) in enumerate(zip(sequence.tables, n_new, strict=True)):
             for _ in range(n):
-                table.append(self._allocate(group))
-
-    def _allocate(self, group: int) -> Block:
-        """A free block, for which there is known to be room; evicts and packs as needed."""
-        while (number := self._pool.take(group)) is None:
-            if not self._pack_a_sector():
-                victim = self._cached.victim()
-                assert victim is not None, "room was promised and is not there"
-                self._evict(victim)
-        block = Block(group, number, refs=1)
-        self._blocks[group][number] = block
-        self._n_held[group] += 1
-        return block
-
-    def _pack_a_sector(self) -> bool:
-        """Free a sector by moving one group's blocks together; nothing is lost by it."""
-        for group, blocks in enumerate(self._blocks):
-            moves = self._pool.vacate(group)
-            if moves is None:
-                continue
-            for old, new in moves:
-                self._copy(group, old, new)
-                block = blocks.pop(old)
-                block.number = new
-                blocks[new] = block
-                for sequence in self._sequences:
-                    sequence.tables[group].renumber(old, new)
-            return True
-        return False
-
-    def _copy(self, group: int, source: int, target: int) -> None:
-        self._arena.copy(
-            self.layout.block_offset(group, source),
-            self.layout.block_offset(group, target),
-            self.layout.blocks[group].nbytes,
-        )
+                table.append(self._room.allocate(group))
 
     def _publish(self, sequence: SequenceCache, index: int, n_tokens: int) -> bytes | None:
         start = index * self._block_tokens * TOKEN_BYTES
@@ -309,32 +338,16 @@ class CacheManager:
         key = self._index.publish(parent, run, [table.blocks[index] for table in sequence.tables])
         for block in self._index.superseded(parent, run):
             if not block.refs:
-                self._evict(block, count=False)
+                self._index.withdraw(block)
+                self._room.drop(block)
         return key
 
-    def _ref(self, block: Block) -> None:
-        if not block.refs:
-            self._cached.remove(block)
-            self._n_held[block.group] += 1
-        block.refs += 1
-
-    def _unref(self, block: Block | None) -> None:
-        if block is None:
-            return
-        block.refs -= 1
-        if not block.refs:
-            self._n_held[block.group] -= 1
-            if block.entry is None:
-                self._free(block)
-            else:
-                self._cached.add(block)
-
-    def _evict(self, block: Block, count: bool = True) -> None:
-        self._cached.remove(block)
+    def _on_evict(self, block: Block) -> None:
+        if self._mover is not None:
+            self._mover.evicting(block)
         self._index.withdraw(block)
-        self._free(block)
-        self.evicted_blocks += count
+        self.evicted_blocks += 1
 
-    def _free(self, block: Block) -> None:
-        del self._blocks[block.group][block.number]
-        self._pool.give(block.group, block.number)
+    def _on_move(self, group: int, old: int, new: int) -> None:
+        for sequence in self._sequences:
+            sequence.tables[group].renumber(old, new)

@@ -1,4 +1,4 @@
-"""How much of a prompt is in the cache.
+"""How much of a prompt is in the cache, and how much with what tiers hold.
 
 A prefix of n tokens can be reused if each group still has the blocks that the query at position n
 may read: all of them, or only those under its window. So a hit is one number for all groups, and a
@@ -7,12 +7,14 @@ windowed model hits although most of its window blocks are long gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from holdover.cache.blocks import Entry
-from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex
-from holdover.spec.residency import Residency, step_blocks
+from holdover.cache.blocks import Block, Entry
+from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex, common_tokens
+from holdover.cache.tiers.base import Record
+from holdover.spec.residency import BlockRanges, Residency, step_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,33 @@ class Match:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """`n_tokens` can be reused once `records` are loaded beside `blocks`, which are there."""
+
+    n_tokens: int
+    blocks: tuple[Block, ...]
+    records: tuple[Record, ...]  # in the order of their tokens
+
+
+class Stored(Protocol):
+    """What tiers hold."""
+
+    def holds(self, key: bytes, group: int) -> bool: ...
+
+    def runs(self, parent: bytes) -> Iterable[Record]:
+        """Of all groups, right after `parent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The full blocks of a prompt: entries, keys, and how many of them each group lacks so far."""
+
+    chain: list[Entry | None]
+    keys: list[bytes]  # the root's first
+    missing: list[list[int]]
+
+
 class Matcher:
     """Finds matches; changes nothing."""
 
@@ -41,49 +70,116 @@ class Matcher:
 
     def longest(self, tokens: bytes, tenant: str, version: int, tails: bool = True) -> Match:
         """The longest reusable prefix of `tokens`; of whole blocks only without `tails`."""
-        chain, keys, missing = self._walk(tokens, tenant)
-        for n_full in range(len(chain), -1, -1):
-            rest = tokens[n_full * self._block_tokens * TOKEN_BYTES :]
-            candidates = self._index.partial(keys[n_full], rest) if tails else []
+        walk = self._walk(tokens, tenant, lambda entry, key, g: _block(entry, g) is not None)
+        for n_full in range(len(walk.chain), -1, -1):
+            rest = self._rest(tokens, n_full)
+            candidates = self._index.partial(walk.keys[n_full], rest) if tails else []
             for n_tail, tail in [*candidates, (0, None)]:
-                # A whole block in common is the chain's business, which has rejected it.
-                n_tokens = n_full * self._block_tokens + min(n_tail, self._block_tokens - 1)
-                if self._is_resident(n_tokens, missing, tail):
-                    parents = tuple(keys[: n_full + 1])
-                    return Match(n_tokens, tuple(chain[:n_full]), parents, tail, version)
+                has = [_block(tail, g) is not None for g in range(len(self._residencies))]
+                n_tokens = self._n_tokens(n_full, n_tail)
+                if self._is_resident(n_tokens, walk.missing, has):
+                    keys = tuple(walk.keys[: n_full + 1])
+                    return Match(n_tokens, tuple(walk.chain[:n_full]), keys, tail, version)
         raise AssertionError("the empty prefix is always resident")
 
+    def reach(self, tokens: bytes, tenant: str, stored: Stored) -> Reach:
+        """The longest prefix that the arena and `stored` hold between them."""
+        walk = self._walk(
+            tokens, tenant, lambda entry, key, g: bool(_block(entry, g)) or stored.holds(key, g)
+        )
+        for n_full in range(len(walk.chain), -1, -1):
+            rest, parent = self._rest(tokens, n_full), walk.keys[n_full]
+            for n_tail, places in [*self._tails(parent, rest, stored), (0, {})]:
+                n_tokens = self._n_tokens(n_full, n_tail)
+                has = [g in places for g in range(len(self._residencies))]
+                if self._is_resident(n_tokens, walk.missing, has):
+                    return self._reached(n_tokens, n_full, tokens, walk, places)
+        raise AssertionError("the empty prefix is always resident")
+
+    def live(self, group: int, n_tokens: int) -> BlockRanges:
+        """The blocks that a sequence of `n_tokens` reads from here on."""
+        return step_blocks(self._residencies[group], n_tokens, n_tokens, self._block_tokens)
+
+    def _rest(self, tokens: bytes, n_full: int) -> bytes:
+        return tokens[n_full * self._block_tokens * TOKEN_BYTES :]
+
+    def _n_tokens(self, n_full: int, n_tail: int) -> int:
+        # A whole block in common is the chain's business, which has rejected it.
+        return n_full * self._block_tokens + min(n_tail, self._block_tokens - 1)
+
+    def _tails(
+        self, parent: bytes, rest: bytes, stored: Stored
+    ) -> list[tuple[int, dict[int, Block | Record]]]:
+        """Runs after `parent` that begin like `rest`, the longest in common first: how many tokens
+        they have in common with it, and where each group has its block."""
+        runs: dict[bytes, dict[int, Block | Record]] = {}
+        for record in stored.runs(parent):
+            runs.setdefault(record.tokens, {}).setdefault(record.group, record)
+        for _, entry in self._index.partial(parent, rest):
+            places = runs.setdefault(entry.tokens, {})
+            for group, block in enumerate(entry.blocks):
+                if block is not None:
+                    places[group] = block
+        found = [(common_tokens(run, rest), places) for run, places in runs.items()]
+        return sorted((f for f in found if f[0]), key=lambda f: f[0], reverse=True)
+
+    def _reached(
+        self,
+        n_tokens: int,
+        n_full: int,
+        tokens: bytes,
+        walk: _Walk,
+        tail: dict[int, Block | Record],
+    ) -> Reach:
+        blocks: list[Block] = []
+        records: list[Record] = []
+        live = [self.live(group, n_tokens) for group in range(len(self._residencies))]
+        for index in range(n_full):
+            run = self._rest(tokens, index)[: self._block_tokens * TOKEN_BYTES]
+            for group, ranges in enumerate(live):
+                block = _block(walk.chain[index], group)
+                if index in ranges and block is not None:
+                    blocks.append(block)
+                elif index in ranges:
+                    records.append(Record(walk.keys[index + 1], walk.keys[index], run, group))
+        for group, place in tail.items():
+            if n_full in live[group] and isinstance(place, Block):
+                blocks.append(place)
+            elif n_full in live[group] and isinstance(place, Record):
+                records.append(place)
+        return Reach(n_tokens, tuple(blocks), tuple(records))
+
     def _walk(
-        self, tokens: bytes, tenant: str
-    ) -> tuple[list[Entry | None], list[bytes], list[list[int]]]:
-        """Entries and keys of the full blocks, and how many of them each group lacks so far."""
+        self, tokens: bytes, tenant: str, has: Callable[[Entry | None, bytes, int], bool]
+    ) -> _Walk:
         n_tokens = len(tokens) // TOKEN_BYTES
         reads_all = [residency.first_visible(n_tokens) == 0 for residency in self._residencies]
-        chain: list[Entry | None] = []
-        keys = [self._index.root(tenant)]
-        missing: list[list[int]] = [[0] for _ in self._residencies]
+        walk = _Walk([], [self._index.root(tenant)], [[0] for _ in self._residencies])
         for key, entry in self._index.chain(tenant, tokens):
-            lacks = [entry is None or entry.blocks[g] is None for g in range(len(missing))]
+            lacks = [not has(entry, key, g) for g in range(len(walk.missing))]
             if any(lack and needed for lack, needed in zip(lacks, reads_all, strict=True)):
                 break  # nothing longer can hit
-            chain.append(entry)
-            keys.append(key)
-            for counts, lack in zip(missing, lacks, strict=True):
+            walk.chain.append(entry)
+            walk.keys.append(key)
+            for counts, lack in zip(walk.missing, lacks, strict=True):
                 counts.append(counts[-1] + lack)
-        return chain, keys, missing
+        return walk
 
     def _is_resident(
-        self, n_tokens: int, missing: Sequence[Sequence[int]], tail: Entry | None
+        self, n_tokens: int, missing: Sequence[Sequence[int]], has_tail: Sequence[bool]
     ) -> bool:
         """Whether every group has what a query at position `n_tokens` reads, sinks included."""
         n_full = n_tokens // self._block_tokens
-        for group, (counts, residency) in enumerate(zip(missing, self._residencies, strict=True)):
-            live = step_blocks(residency, n_tokens, n_tokens, self._block_tokens)
+        for group, counts in enumerate(missing):
+            live = self.live(group, n_tokens)
             stop = min(live.stop, n_full)
             start = min(live.start, stop)
             if counts[stop] != counts[start] or counts[min(live.sink_stop, stop)]:
                 return False
-            needs_tail = n_tokens % self._block_tokens and n_full in live
-            if needs_tail and (tail is None or tail.blocks[group] is None):
+            if n_tokens % self._block_tokens and n_full in live and not has_tail[group]:
                 return False
         return True
+
+
+def _block(entry: Entry | None, group: int) -> Block | None:
+    return None if entry is None else entry.blocks[group]

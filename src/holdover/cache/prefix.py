@@ -20,6 +20,7 @@ from itertools import islice
 import numpy as np
 
 from holdover.cache.blocks import Block, Entry
+from holdover.cache.tiers.base import KEY_BYTES, Record
 
 TOKEN_BYTES = 4
 # Children of one key that are compared, latest first. Only the block in which a widely shared
@@ -43,7 +44,7 @@ def common_tokens(a: bytes, b: bytes) -> int:
 class PrefixIndex:
     def __init__(self, seed: bytes, block_tokens: int, n_groups: int) -> None:
         self._seed = seed
-        self._n_groups = n_groups
+        self.n_groups = n_groups
         self._run_bytes = block_tokens * TOKEN_BYTES
         self._collisions = itertools.count()
         self._by_key: dict[bytes, Entry] = {}
@@ -62,6 +63,18 @@ class PrefixIndex:
             yield key, self._keyed(key, parent, run)
             parent = key
 
+    def record(self, block: Block) -> Record | None:
+        """How tiers name a published block; None where a collision left it without a key."""
+        entry = block.entry
+        assert entry is not None, "the block is not published"
+        if len(entry.parent) != KEY_BYTES:
+            return None
+        key = entry.key or self._hash(entry.parent, entry.tokens)
+        return Record(key, entry.parent, entry.tokens, block.group)
+
+    def key(self, parent: bytes, run: bytes) -> bytes:
+        return self._hash(parent, run)
+
     def partial(self, parent: bytes, tokens: bytes) -> list[tuple[int, Entry]]:
         """Entries after `parent` that begin like `tokens`: (common tokens, entry), best first."""
         found = [(common_tokens(entry.tokens, tokens), entry) for entry in self._latest(parent)]
@@ -78,7 +91,7 @@ class PrefixIndex:
             if key is not None and key in self._by_key:
                 # A collision: nobody will find what follows a key that is no digest and used once.
                 return b"collision %d" % next(self._collisions)
-            entry = Entry(parent, key, run, [None] * self._n_groups)
+            entry = Entry(parent, key, run, [None] * self.n_groups)
             self._children.setdefault(parent, {})[entry] = None
             if key is not None:
                 self._by_key[key] = entry
@@ -149,4 +162,4 @@ class PrefixIndex:
 
     @staticmethod
     def _hash(parent: bytes, run: bytes) -> bytes:
-        return hashlib.blake2b(parent + run, digest_size=16).digest()
+        return hashlib.blake2b(parent + run, digest_size=KEY_BYTES).digest()

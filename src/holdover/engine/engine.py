@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -76,6 +77,7 @@ class Engine:
         self._steps = 0
         self._generated_tokens = 0
         self._stopped = False
+        self._flush_s = 0.0
         self._changed = threading.Condition()  # guards the rest
         self._inbox: list[Callable[[], None]] = []
         self._open: dict[str, Request] = {}
@@ -132,6 +134,7 @@ class Engine:
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: not self._open, timeout=grace_s)
+            self._flush_s = grace_s
             self._post(self._stop)
         self._thread.join()
 
@@ -143,19 +146,27 @@ class Engine:
 
     def _main(self) -> None:
         try:
+            busy = False
             while not self._stopped:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._inbox or self._scheduler.has_work)
+                    if not (busy or self._inbox):
+                        self._changed.wait(self._manager.rest_s)
                     commands, self._inbox = self._inbox, []
                 for command in commands:
                     command()
                 if self._scheduler.has_work:
-                    self._guarded_step()
+                    busy = self._guarded_step()
+                else:
+                    busy = False
+                    self._manager.poll()
+            self._manager.close(self._flush_s)
         except BaseException:
             _log.critical("the engine stops: it could not recover from an error", exc_info=True)
             self._abandon()
 
-    def _guarded_step(self) -> None:
+    def _guarded_step(self) -> bool:
+        """Whether anything was computed: if not, all wait for tiers."""
+        n_steps = self._steps
         try:
             events = self._step()
         except Exception as error:
@@ -166,12 +177,15 @@ class Engine:
         self._stats = self._snapshot()
         for answer, event in events:
             self._emit(answer, event)
+        return self._steps > n_steps
 
     def _step(self) -> list[tuple[Answer, Event]]:
         batch = self._scheduler.schedule()
         if batch is None:
             return []
         self._begun(batch)
+        self._steps += 1
+        began_s = time.perf_counter()
         logits, damaged = self._runner.run(batch)
         rows = [sequence.sample_row() for sequence in batch.sampled]
         sampled = sample(logits, rows) if rows else []
@@ -181,7 +195,7 @@ class Engine:
         for sequence in failed:
             self._scheduler.finish(sequence)  # not committed: nobody may reuse its new rows
         self._scheduler.commit(batch)
-        self._steps += 1
+        self._manager.observe(len(batch.token_ids), time.perf_counter() - began_s)
         events = [self._failure(sequence) for sequence in failed]
         for sequence, token in tokens.items():
             if token is None or sequence.state is State.FINISHED:

@@ -3,6 +3,7 @@
     budget    | one token for each sequence that only needs one | prompts, oldest first, in chunks |
     room      oldest first; where there is none the youngest running sequence is parked
     entrance  parked ones oldest first, then waiting ones in order; none after a step that parked
+    lifts     who finds its prefix in a tier waits for it aside, and others enter in its stead
 
 Promises: the oldest running sequence advances in every step, everyone admitted finishes, and no
 step passes `step_tokens` or `max_sequences`. Talks to the cache through the manager only.
@@ -50,9 +51,10 @@ class Scheduler:
         self._manager = manager
         self._limits = limits
         self._block_tokens = manager.layout.spec.block_tokens
-        self.running: list[Sequence] = []  # all three by arrival
+        self.running: list[Sequence] = []  # all four by arrival
         self.parked: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.loading: list[Sequence] = []
         self.parked_total = 0
         self.prompt_tokens = 0  # of all sequences ever let in
         self.cached_tokens = 0  # those of them that were reused
@@ -62,7 +64,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.parked or self.waiting)
+        return bool(self.running or self.parked or self.waiting or self.loading)
 
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
@@ -77,22 +79,30 @@ class Scheduler:
             self.parked.remove(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is State.LOADING:
+            self.loading.remove(sequence)
+        if sequence.lift is not None:
+            self._manager.drop(sequence.lift)
+            sequence.lift = None
         sequence.state = State.FINISHED
         self._let_go(sequence)
         self._entrance_closed = False
 
     def schedule(self) -> Batch | None:
-        """The next step, with room reserved for all its tokens; None when there is nothing to do.
+        """The next step, with room reserved for all its tokens; None when there is nothing to do
+        but to wait for tiers.
 
         Every batch must be followed by `commit`, or by `finish` of all its sequences.
         """
         self._steps += 1
+        self._manager.poll()
+        self._land()
         n_parked = self.parked_total
         wanted = self._share_budget()
         work = self._reserve(wanted)
         if self.parked_total == n_parked:
             self._let_in(work)
-        assert work or not self.has_work, "there is work and no step to do it in"
+        assert work or self.loading or not self.has_work, "there is work and no step to do it in"
         return _batch(work) if work else None
 
     def commit(self, batch: Batch) -> None:
@@ -145,6 +155,15 @@ class Scheduler:
             sequence.cache = None
             self._entrance_closed = False
 
+    def _land(self) -> None:
+        """Those whose prefix has come queue again, before those that arrived after them."""
+        for sequence in [s for s in self.loading if s.lift is not None and s.lift.ended]:
+            self.loading.remove(sequence)
+            was_inside = sequence.cached_tokens is not None
+            sequence.state = State.PARKED if was_inside else State.WAITING
+            insort(self.parked if was_inside else self.waiting, sequence, key=_by_arrival)
+            self._entrance_closed = False
+
     def _let_in(self, work: list[tuple[Sequence, int]]) -> None:
         """Add parked and waiting sequences to the step's work while budget and room last."""
         # Blocks also come free behind windows, with no one leaving: look again now and then.
@@ -156,18 +175,24 @@ class Scheduler:
             queue = self.parked or self.waiting
             if not queue:
                 return
-            n_tokens = self._admit(queue[0], budget)
+            sequence = queue[0]
+            n_tokens = self._admit(sequence, budget)
+            if sequence.lift is not None and not sequence.lift.ended:
+                insort(self.loading, queue.pop(0), key=_by_arrival)
+                sequence.state = State.LOADING
+                continue
             if n_tokens is None:
                 self._entrance_closed = True
                 return
-            sequence = queue.pop(0)
+            queue.pop(0)
             sequence.state = State.RUNNING
             insort(self.running, sequence, key=_by_arrival)
             insort(work, (sequence, n_tokens), key=lambda item: item[0].arrival)
             budget -= n_tokens
 
     def _admit(self, sequence: Sequence, budget: int) -> int | None:
-        """Give a sequence its cache; returns its tokens in this step, or None if there is no room.
+        """Give a sequence its cache; returns its tokens in this step, or None if there is no room
+        or if a lift was begun for it.
 
         It must find room for its peak over all its known tokens and a block more, beside what those
         before it were let in for: less was too little when it was parked, so that no one is parked
@@ -178,14 +203,19 @@ class Scheduler:
         match = manager.match(tokens, sequence.tenant)
         n_known = min(len(tokens) + self._block_tokens, sequence.n_longest)
         promise = manager.layout.peak_blocks(n_known, self._limits.step_tokens)
+        if sequence.lift is None or not sequence.lift.ended:  # one attempt each time it queues
+            sequence.lift = manager.lift(tokens, match, sequence.tenant, promise)
+            if sequence.lift is not None:
+                return None
         n_step = min(len(tokens) - match.n_tokens, budget)
         cache = manager.admit(tokens, match, n_step, sequence.tenant, promise=promise)
-        if cache is None and self.running:
+        if cache is None and (self.running or self.loading):
             return None
         if cache is None:
             cache = manager.admit(tokens, match, n_step, sequence.tenant)
             assert cache is not None, "the arena does not hold one sequence"
         sequence.cache = cache
+        sequence.lift = None
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cache.n_tokens
             self.prompt_tokens += sequence.n_prompt

@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 
+from holdover.cache.lifting import Lift
 from holdover.cache.sequence import SequenceCache
 from holdover.engine.api import SamplingParams, Usage
 from holdover.engine.counts import TokenCounts
@@ -20,6 +21,7 @@ from holdover.engine.sampler import SampleRow, has_penalty
 class State(Enum):
     HELD_BACK = "held back"  # a sibling that waits for the first one's prompt
     WAITING = "waiting"
+    LOADING = "loading"  # its prefix is on the way from a tier
     RUNNING = "running"
     PARKED = "parked"
     FINISHED = "finished"
@@ -39,6 +41,7 @@ class Sequence:
     counts: TokenCounts | None
     state: State = State.WAITING
     cache: SequenceCache | None = None
+    lift: Lift | None = None
     cached_tokens: int | None = None  # of the prompt, reused when first admitted
 
     @classmethod

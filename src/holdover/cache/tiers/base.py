@@ -1,4 +1,4 @@
-"""What a tier is: a slower home of blocks, asked and polled by the engine's thread, never waited for.
+"""What a tier is: a slower home of blocks, asked and polled, never waited for.
 
     engine's thread   holds, runs, store, load, poll, delete      memory only, no file is touched
     tier's threads    reads, writes, checksums, eviction

@@ -1,0 +1,136 @@
+"""Blocks on their way from tiers into the arena, for sequences that wait for them.
+
+    begin     what is there is pinned, blocks for the rest are taken, loads are asked for
+    poll      a block that has come is filled and published at once, like one that was computed
+    ended     nothing is held any more; the sequence is admitted by the match that now finds it all
+
+A load that fails or takes too long only makes that match shorter. A tier has bytes of its own until
+they are verified, so a lift can be dropped at any moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from holdover.cache.blocks import Block
+from holdover.cache.costs import Decision
+from holdover.cache.matching import Reach
+from holdover.cache.mover import Mover, Ticket
+from holdover.cache.prefix import PrefixIndex
+from holdover.cache.room import Room
+from holdover.cache.tiers.base import Record
+
+Fits = Callable[[Sequence[int], Sequence[int], Sequence[int], Sequence[int]], bool]
+"""Whether new blocks, revived ones, and the rest of a promise of which some are shared fit."""
+
+
+@dataclass(slots=True, eq=False)
+class Lift:
+    """`ended` when its sequence can be admitted."""
+
+    n_tokens: int  # that can be reused if every load succeeds
+    n_to_come: list[int]  # blocks per group that its sequence was promised beside those held
+    decision: Decision
+    deadline_s: float  # time.monotonic()
+    held: list[Block] = field(default_factory=list)
+    targets: dict[Ticket, tuple[Block, Record]] = field(default_factory=dict)
+    problem: str | None = None  # why a load failed
+    ended: bool = False
+
+
+class Lifts:
+    def __init__(self, room: Room, index: PrefixIndex, mover: Mover, fits: Fits) -> None:
+        self._room = room
+        self._index = index
+        self._mover = mover
+        self._fits = fits
+        self.under_way: dict[Lift, None] = {}
+
+    def begin(self, reach: Reach, promise: Sequence[int], decision: Decision) -> Lift | None:
+        """None where there is no room or tiers take no more loads."""
+        n_new, n_revived, n_shared = ([0] * self._index.n_groups for _ in range(3))
+        for record in reach.records:
+            n_new[record.group] += 1
+        for block in reach.blocks:
+            n_shared[block.group] += 1
+            n_revived[block.group] += not block.refs
+        if not self._fits(n_new, n_revived, n_shared, promise):
+            return None
+        held = [new + shared for new, shared in zip(n_new, n_shared, strict=True)]
+        n_to_come = [max(0, p - h) for p, h in zip(promise or held, held, strict=True)]
+        lift = Lift(reach.n_tokens, n_to_come, decision, self._mover.deadline_s(decision))
+        self.under_way[lift] = None
+        for block in reach.blocks:
+            self._room.ref(block)
+            lift.held.append(block)
+        for record in reach.records:
+            ticket = self._mover.load(record)
+            if ticket is None:
+                lift.problem = "tiers take no more loads"
+                break
+            block = self._room.allocate(record.group)
+            lift.held.append(block)
+            lift.targets[ticket] = (block, record)
+        if not lift.targets:
+            self.drop(lift)
+            return None
+        return lift
+
+    def poll(self) -> bool:
+        """Whether anything may have changed."""
+        by_ticket = {ticket: lift for lift in self.under_way for ticket in lift.targets}
+
+        def take(ticket: Ticket, data: memoryview | None, problem: str) -> None:
+            lift = by_ticket.get(ticket)
+            if lift is None:
+                return  # of a lift that was dropped
+            block, record = lift.targets.pop(ticket)
+            if data is None:
+                lift.problem = problem
+                return
+            self._room.view(block)[:] = data
+            self._publish(block, record)
+
+        self._mover.poll(take)
+        any_under_way = bool(self.under_way)
+        for lift in list(self.under_way):
+            if lift.targets and time.monotonic() > lift.deadline_s:
+                lift.problem = "the tier did not answer in time"
+                self._mover.give_up(lift.targets)
+            elif lift.targets:
+                continue
+            self.drop(lift)
+        return any_under_way
+
+    def drop(self, lift: Lift) -> None:
+        """Hold nothing any more; what has come is cached."""
+        if lift.ended:
+            return
+        lift.ended = True
+        del self.under_way[lift]
+        lift.targets.clear()
+        for block in reversed(lift.held):  # tails are evicted before what they stand on
+            self._room.unref(block)
+        lift.held.clear()
+
+    def drop_latest(self) -> bool:
+        """Make room for who computes; False when there is nothing to drop."""
+        latest = next(reversed(self.under_way), None)
+        if latest is None:
+            return False
+        latest.problem = "its room was wanted"
+        self.drop(latest)
+        return True
+
+    def count(self, refs: dict[Block, int]) -> None:
+        """Add what lifts hold."""
+        for lift in self.under_way:
+            for block in lift.held:
+                refs[block] = refs.get(block, 0) + 1
+
+    def _publish(self, block: Block, record: Record) -> None:
+        blocks: list[Block | None] = [None] * self._index.n_groups
+        blocks[record.group] = block
+        self._index.publish(record.parent, record.tokens, blocks)

@@ -1,0 +1,162 @@
+"""What goes down to tiers, and whether what lies there is worth bringing up.
+
+    down   offer      a sequence let go of a block: stored in the background, oldest offer first
+           evicting   the last chance of a block that is not stored yet
+    up     holds, runs, pays, load, poll      for lifts
+
+Tiers are asked in the order in which they were given. On the engine's thread a move costs one copy
+of a block, and at most `STORES_A_POLL` are made at a time; the rest is the tiers' threads' work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from holdover.cache.blocks import Block
+from holdover.cache.costs import Costs, Decision
+from holdover.cache.tiers.base import Record, Tier
+from holdover.spec.layout import CacheLayout
+
+STORES_A_POLL = 16
+# Times as long as a load was predicted to take: then it is computed instead.
+PATIENCE = 4
+LEAST_PATIENCE_S = 1.0
+LOAD_REST_S = 0.001
+REFUSED_REST_S = 0.02  # until a tier that was busy is asked again
+
+Ticket = tuple[int, int]
+"""Which tier, and its ticket."""
+
+
+class Mover:
+    """Single-threaded; used by the manager only. `bind` comes before all else."""
+
+    def __init__(self, layout: CacheLayout, tiers: Sequence[Tier], costs: Costs) -> None:
+        self._layout = layout
+        self._tiers = tuple(tiers)
+        self.costs = costs
+        self._waiting: OrderedDict[Block, None] = OrderedDict()
+        self._in_flight_bytes = [0] * len(self._tiers)
+        self._under_way: dict[Ticket, int] = {}  # bytes of each load
+        self._refused_s = -REFUSED_REST_S
+        self.declined_loads = 0  # predicted to be slower than computing
+        self.lost_blocks = 0  # evicted before a tier had them
+
+    def bind(
+        self, record_of: Callable[[Block], Record | None], view: Callable[[Block], memoryview]
+    ) -> None:
+        """How a published block is named, and its bytes."""
+        self._record_of = record_of
+        self._view = view
+
+    # ---- down ---------------------------------------------------------------------------------
+
+    def offer(self, block: Block) -> None:
+        """A block that was just let go of; of no interest if it is not published."""
+        if block.entry is not None:
+            self._waiting[block] = None
+
+    def evicting(self, block: Block) -> None:
+        """Called while the block is still published and whole."""
+        if block in self._waiting:
+            del self._waiting[block]
+            self.lost_blocks += not self._store(block)
+
+    def _store(self, block: Block) -> bool:
+        """Into every tier that lacks it; whether all have taken it."""
+        record = self._record_of(block)
+        if record is None:
+            return True
+        stored = [tier.store(record, self._view(block)) for tier in self._tiers]
+        return all(stored)
+
+    # ---- up -----------------------------------------------------------------------------------
+
+    def holds(self, key: bytes, group: int) -> bool:
+        return any(tier.holds(key, group) for tier in self._tiers)
+
+    def runs(self, parent: bytes) -> Iterable[Record]:
+        return [record for tier in self._tiers for record in tier.runs(parent)]
+
+    def decide(self, records: Sequence[Record], n_tokens: int) -> Decision:
+        """Whether loading `records` is predicted to be faster than computing `n_tokens`."""
+        n_bytes = [0] * len(self._tiers)
+        for record in records:
+            n_bytes[self._tier_of(record)] += self._nbytes(record)
+        load_s = 0.0
+        for tier, n, queued in zip(self._tiers, n_bytes, self._in_flight_bytes, strict=True):
+            rate = tier.stats().read_bytes_per_s
+            if n and rate:  # before the first load nobody knows: it is the measurement
+                load_s = max(load_s, (n + queued) / rate)
+        decision = Decision(load_s, self.costs.compute_s(n_tokens))
+        self.declined_loads += not decision.pays
+        return decision
+
+    def deadline_s(self, decision: Decision) -> float:
+        """By when loads that begin now should have ended, in time.monotonic()."""
+        return time.monotonic() + max(LEAST_PATIENCE_S, PATIENCE * decision.load_s)
+
+    def load(self, record: Record) -> Ticket | None:
+        place = self._tier_of(record)
+        number = self._tiers[place].load(record)
+        if number is None:
+            return None
+        ticket = (place, number)
+        self._under_way[ticket] = self._nbytes(record)
+        self._in_flight_bytes[place] += self._under_way[ticket]
+        return ticket
+
+    def poll(self, take: Callable[[Ticket, memoryview | None, str], None]) -> None:
+        """Hand over loads that ended, and store some of what waits."""
+        for place, tier in enumerate(self._tiers):
+
+            def taken(
+                number: int, data: memoryview | None, problem: str, place: int = place
+            ) -> None:
+                self._landed((place, number))
+                take((place, number), data, problem)
+
+            tier.poll(taken)
+        if time.monotonic() - self._refused_s < REFUSED_REST_S:
+            return
+        for _ in range(min(STORES_A_POLL, len(self._waiting))):
+            block = next(iter(self._waiting))
+            if block.entry is not None and not self._store(block):
+                self._refused_s = time.monotonic()
+                break
+            del self._waiting[block]
+
+    @property
+    def rest_s(self) -> float | None:
+        """How long `poll` may wait when nothing else is to be done; None: for ever."""
+        if self._under_way:
+            return LOAD_REST_S
+        return REFUSED_REST_S if self._waiting else None
+
+    def give_up(self, tickets: Iterable[Ticket]) -> None:
+        """Loads that nobody waits for any more."""
+        for ticket in tickets:
+            self._landed(ticket)
+
+    def close(self, wait_s: float) -> None:
+        """Store what waits, for at most `wait_s`, and end the tiers."""
+        stop_s = time.monotonic() + wait_s
+        while self._waiting and time.monotonic() < stop_s:
+            self.poll(lambda ticket, data, problem: None)
+            time.sleep(LOAD_REST_S)
+        for tier in self._tiers:
+            tier.close(max(0.0, stop_s - time.monotonic()))
+
+    def _landed(self, ticket: Ticket) -> None:
+        self._in_flight_bytes[ticket[0]] -= self._under_way.pop(ticket, 0)
+
+    def _tier_of(self, record: Record) -> int:
+        """The fastest that holds it; the last, should none do so any more."""
+        places = range(len(self._tiers))
+        holding = (i for i in places if self._tiers[i].holds(record.key, record.group))
+        return next(holding, places[-1])
+
+    def _nbytes(self, record: Record) -> int:
+        return self._layout.blocks[record.group].nbytes

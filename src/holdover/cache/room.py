@@ -1,0 +1,151 @@
+"""Which blocks of the arena are in use, and room for more.
+
+A block is free, held (in as many tables as it has references), or cached: kept only for reuse, and
+evicted when its room is wanted. Room is exact: cached blocks can go and a group's blocks can be
+packed into fewer sectors, so blocks fit if and only if `layout.sectors_for(held + new) <=
+n_sectors`. The planner uses the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from holdover.cache.arena import Arena
+from holdover.cache.blocks import Block
+from holdover.cache.eviction.base import EvictionPolicy
+from holdover.cache.sectors import SectorPool
+from holdover.registry import load_plugin
+from holdover.spec.layout import CacheLayout
+from holdover.units import exact_div
+
+
+class Room:
+    """`on_evict(block)` is called while a block that goes is still whole; `on_move(group, old,
+    new)` after a block was given another number."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        arena: Arena,
+        eviction: str,
+        on_evict: Callable[[Block], None],
+        on_move: Callable[[int, int, int], None],
+    ) -> None:
+        self._layout = layout
+        self._arena = arena
+        self._n_sectors = exact_div(arena.nbytes, layout.sector_bytes)
+        self._pool = SectorPool(layout, self._n_sectors)
+        self._cached: EvictionPolicy = load_plugin("holdover.cache.eviction", eviction).create()
+        self._blocks: list[dict[int, Block]] = [{} for _ in layout.blocks]
+        self._n_held = [0] * len(layout.blocks)
+        self._on_evict = on_evict
+        self._on_move = on_move
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of blocks with references, each block once."""
+        return self._layout.held_bytes(self._n_held)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of blocks kept only for reuse."""
+        used = self._layout.held_bytes([len(blocks) for blocks in self._blocks])
+        return used - self.held_bytes
+
+    def has_room(self, n_new: Sequence[int]) -> bool:
+        """Whether so many more blocks of each group can be held."""
+        wanted = [held + new for held, new in zip(self._n_held, n_new, strict=True)]
+        return self._layout.sectors_for(wanted) <= self._n_sectors
+
+    def allocate(self, group: int) -> Block:
+        """A block with one reference, for which there is room; evicts and packs as needed."""
+        while (number := self._pool.take(group)) is None:
+            if not self._pack_a_sector():
+                victim = self._cached.victim()
+                assert victim is not None, "room was promised and is not there"
+                self.evict(victim)
+        block = Block(group, number, refs=1)
+        self._blocks[group][number] = block
+        self._n_held[group] += 1
+        return block
+
+    def ref(self, block: Block) -> None:
+        if not block.refs:
+            self._cached.remove(block)
+            self._n_held[block.group] += 1
+        block.refs += 1
+
+    def unref(self, block: Block) -> None:
+        block.refs -= 1
+        if not block.refs:
+            self._n_held[block.group] -= 1
+            if block.entry is None:
+                self._free(block)
+            else:
+                self._cached.add(block)
+
+    def victim(self) -> Block | None:
+        """The cached block that would go first."""
+        return self._cached.victim()
+
+    def evict(self, block: Block) -> None:
+        """Free a cached block for others to use."""
+        self._on_evict(block)
+        self.drop(block)
+
+    def drop(self, block: Block) -> None:
+        """Free a cached block that is of no more use."""
+        self._cached.remove(block)
+        self._free(block)
+
+    def copy(self, source: Block, target: Block) -> None:
+        assert source.group == target.group, "a copy between groups"
+        self._copy(source.group, source.number, target.number)
+
+    def view(self, block: Block) -> memoryview:
+        """The block's bytes, until the next change of any block."""
+        return self._arena.view(
+            self._layout.block_offset(block.group, block.number),
+            self._layout.blocks[block.group].nbytes,
+        )
+
+    def check(self, refs: dict[Block, int]) -> set[Block]:
+        """Assert every invariant, given who is referred to how often; returns all blocks."""
+        cached = set(self._cached)
+        everything = {block for blocks in self._blocks for block in blocks.values()}
+        assert cached | set(refs) == everything, "a block is neither held nor cached"
+        assert not cached & set(refs), "a held block is up for eviction"
+        for group, blocks in enumerate(self._blocks):
+            assert all(n == b.number and b.group == group for n, b in blocks.items())
+            assert self._n_held[group] == sum(b.group == group for b in refs)
+        for block in everything:
+            assert block.refs == refs.get(block, 0), "reference count is wrong"
+            assert block.refs or block.entry is not None, "a cached block nobody can find"
+        self._pool.check([set(blocks) for blocks in self._blocks])
+        return everything
+
+    def _pack_a_sector(self) -> bool:
+        """Free a sector by moving one group's blocks together; nothing is lost by it."""
+        for group, blocks in enumerate(self._blocks):
+            moves = self._pool.vacate(group)
+            if moves is None:
+                continue
+            for old, new in moves:
+                self._copy(group, old, new)
+                block = blocks.pop(old)
+                block.number = new
+                blocks[new] = block
+                self._on_move(group, old, new)
+            return True
+        return False
+
+    def _copy(self, group: int, source: int, target: int) -> None:
+        self._arena.copy(
+            self._layout.block_offset(group, source),
+            self._layout.block_offset(group, target),
+            self._layout.blocks[group].nbytes,
+        )
+
+    def _free(self, block: Block) -> None:
+        del self._blocks[block.group][block.number]
+        self._pool.give(block.group, block.number)
