@@ -3,7 +3,7 @@
 import zlib
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -119,6 +119,9 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert self.manager.held_bytes == held
                 return
             self.reserved[sequence] = sequence.n_tokens + n
+        self.compute(sequence, tokens, sums, n)
+
+    def compute(self, sequence, tokens, sums, n):
         start = sequence.n_tokens
         for position in range(start, start + n):
             for _, row in self.arena.rows(self.manager, sequence, position):
@@ -186,10 +189,30 @@ class TieredMachine(ManagerMachine):
             assert match.n_tokens < lift.n_tokens < len(tokens)
             self.lifts.append((lift, tenant, tokens))
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def whole_turn_goes_down(self, data):
+        item = self.pick(data)
+        sequence, tokens, sums = item
+        self.running.remove(item)
+        self.running.append(item)
+        while sequence.n_tokens < len(tokens):
+            n = min(STEP_TOKENS, len(tokens) - sequence.n_tokens)
+            if not self.manager.reserve(sequence, n):
+                break
+            self.compute(sequence, tokens, sums, n)
+        self.running.pop()
+        self.manager.release(sequence)
+        self.parked.append((sequence.tenant, [*tokens, 0, 1][:MAX_TOKENS]))
+        self.manager.poll()
+        self.manager.evict()
+
     @precondition(lambda self: self.lifts)
-    @rule(n=st.integers(1, 8), fails=st.booleans())
-    def answer(self, n, fails):
+    @rule(n=st.integers(1, 40), fails=st.booleans(), polls=st.booleans())
+    def answer(self, n, fails, polls):
         self.tier.end_loads(n, fails)
+        if polls:
+            self.manager.poll()
 
     @rule()
     def poll(self):
@@ -206,7 +229,8 @@ class TieredMachine(ManagerMachine):
     def land(self, n, promised):
         item = next(item for item in self.lifts if item[0].ended)
         self.lifts.remove(item)
-        _, tenant, tokens = item
+        lift, tenant, tokens = item
+        event(f"landed, {'all came' if lift.problem is None else lift.problem}")
         self.start(tokens, tenant, n, promised)
 
     @precondition(lambda self: hasattr(self, "tier") and self.tier.held)
