@@ -39,6 +39,9 @@ class Config:
     given."""
     backend: str = "auto"
     """Kernel backend: native, reference, or auto, which is HOLDOVER_BACKEND or else the fastest."""
+    tiers: tuple[str, ...] = ()
+    """A slower home for blocks that the arena has no room for, repeatable, the fastest first:
+    ram:2GiB or disk:/path:20GiB, which also outlives the server."""
     eviction: str = "lru"
     """Eviction policy of cached blocks."""
     block_tokens: int = 16

@@ -7,6 +7,7 @@ from holdover.cache.tiers.base import Record, Take, TierStats
 
 class MachineTier:
     name = "machine"
+    buffer_bytes = 0
 
     def __init__(self) -> None:
         self.held: dict[Record, bytes] = {}

@@ -17,7 +17,7 @@ from holdover.errors import ConfigError
 MODEL_FIELDS = ("model",)
 PLAN_FIELDS = (
     "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
-    "step_tokens", "max_context", "threads",
+    "step_tokens", "max_context", "threads", "tiers",
 )  # fmt: skip
 ENGINE_FIELDS = ("weights", "eviction")  # `plan` has its own --weights, which takes more
 SERVER_FIELDS = (

@@ -59,8 +59,9 @@ def config_command(
 
         def run(**values: Any) -> None:
             settings = {field: values.pop(field) for field in config_fields}
-            if "api_keys" in settings:
-                settings["api_keys"] = tuple(settings["api_keys"])
+            for field, value in settings.items():
+                if isinstance(value, list):
+                    settings[field] = tuple(value)
             with people_errors():
                 if settings.get("api_keys") == () and _KEYS_VARIABLE in os.environ:
                     settings["api_keys"] = keys_of(os.environ[_KEYS_VARIABLE])
@@ -168,7 +169,13 @@ def _parameter(name: str, settings: type = Config) -> inspect.Parameter:
     )
 
 
-_METAVARS = {"api_keys": "<key>", "assume": "<field=value>", "gpu": "<name>", "html": "<file>"}
+_METAVARS = {
+    "api_keys": "<key>",
+    "assume": "<field=value>",
+    "gpu": "<name>",
+    "html": "<file>",
+    "tiers": "<kind:size>",
+}
 _PACKAGES = {"backend": "holdover.kernels", "eviction": "holdover.cache.eviction"}
 
 

@@ -12,7 +12,10 @@ import torch
 
 import holdover
 from holdover.cache.arena import HostArena
+from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
+from holdover.cache.mover import Mover
+from holdover.cache.tiers._open import open_tiers
 from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
 from holdover.engine.sampler import sampler_bytes
@@ -36,11 +39,14 @@ def build_engine(planned: Planned) -> Engine:
     workspace = torch.zeros(plan.parts.workspace_bytes, dtype=torch.uint8)
     kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace)
     seed = _identity(planned)
+    tiers = open_tiers(planned.tiers, plan.layout, seed + plan.layout.fingerprint)
+    _as_planned("tiers", sum(tier.buffer_bytes for tier in tiers), plan.parts.tiers_bytes)
+    mover = Mover(plan.layout, tiers, Costs()) if tiers else None
     _return_freed_memory()
     return Engine(
         model=model,
         kernels=kernels,
-        manager=CacheManager(plan.layout, arena, eviction=config.eviction, seed=seed),
+        manager=CacheManager(plan.layout, arena, eviction=config.eviction, seed=seed, mover=mover),
         tokenizer=tokenizer,
         limits=plan.limits,
         planned_bytes=plan.arena_bytes,

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdover.cache.tiers._open import parse_tiers, tiers_bytes
+from holdover.cache.tiers.base import TierSpec
 from holdover.codecs.base import kv_choice
 from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
@@ -52,6 +54,7 @@ class Planned:
     blueprint: Blueprint | None  # of the native decoder; None: torch computes
     threads: int
     kernels: KernelModule
+    tiers: tuple[TierSpec, ...]
     plan: ServingPlan
     warnings: tuple[str, ...]  # for a person to read
 
@@ -74,6 +77,7 @@ def plan_serving(
     Raises HoldoverError for a model, a flag or a budget that cannot work, wrong names first.
     """
     codec_for = kv_choice(config.kv)
+    tiers = parse_tiers(config.tiers)
     backend = asked_backend(config.backend)
     check_plugin("holdover.cache.eviction", config.eviction, "--eviction")
     machine = machine or read_machine()
@@ -90,6 +94,7 @@ def plan_serving(
         planned_weights_bytes(geometry, dtype) if blueprint is None else blueprint.nbytes
     )
     threads = config.threads or machine.cores
+    in_tiers_bytes = tiers_bytes(tiers, layout)
 
     def parts_for(limits: Limits) -> Parts:
         return Parts(
@@ -97,6 +102,7 @@ def plan_serving(
             weights_bytes=weights_bytes,
             workspace_bytes=kernels.workspace_bytes(layout, limits, geometry.query_heads),
             tables_bytes=tables_bytes(layout, limits),
+            tiers_bytes=in_tiers_bytes,
             activations_bytes=sampler_bytes(limits, geometry.vocab_size)
             + (
                 activation_bytes(geometry, limits, dtype)
@@ -131,7 +137,17 @@ def plan_serving(
     if selected.passed_over is not None:
         warnings = (*warnings, f"kernels {selected.name}, which are slow: {selected.passed_over}")
     return Planned(
-        config, model_name, checkpoint, geometry, dtype, blueprint, threads, kernels, plan, warnings
+        config,
+        model_name,
+        checkpoint,
+        geometry,
+        dtype,
+        blueprint,
+        threads,
+        kernels,
+        tiers,
+        plan,
+        warnings,
     )
 
 

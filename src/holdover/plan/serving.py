@@ -1,6 +1,6 @@
 """The serving plan: every byte a running server takes, before anything is loaded.
 
-    memory = process + weights + workspace + tables + activations + arena + slack
+    memory = process + weights + workspace + tables + activations + tiers + arena + slack
 
 The engine allocates what stands here and asserts equality; `slack`, the bytes of the KV budget that
 fill no whole sector, is the only remainder. Bytes of KV come from the layout, never from here.
@@ -34,6 +34,7 @@ class Parts:
     workspace_bytes: int  # the kernel backend's scratch
     tables_bytes: int
     activations_bytes: int  # of one step, sampling included
+    tiers_bytes: int = 0  # in this process: a region, or buffers of what lies elsewhere
 
     @property
     def total_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.cache.arena import HostArena
+from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
+from holdover.cache.mover import Mover
+from holdover.cache.tiers._open import open_tiers, parse_tiers
 from holdover.codecs.base import kv_choice
 from holdover.engine.api import Event, SamplingParams, TokenLogprob
 from holdover.engine.engine import Engine
@@ -218,7 +221,7 @@ def serve() -> Iterator[Serve]:
         loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
         step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
         codec: str = "fp32", backend: str | None = None, max_waiting_requests: int = 1000,
-        native_weights: str | None = None,
+        native_weights: str | None = None, tiers: Sequence[str] = (),
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
@@ -235,7 +238,11 @@ def serve() -> Iterator[Serve]:
         workspace_bytes = kernels.workspace_bytes(layout, limits, geometry.query_heads)
         workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
         gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace))
-        manager = CacheManager(layout, arena)
+        opened = open_tiers(
+            parse_tiers(tiers), layout, loaded.checkpoint.digest() + layout.fingerprint
+        )
+        mover = Mover(layout, opened, Costs()) if opened else None
+        manager = CacheManager(layout, arena, mover=mover)
         model = loaded.native(native_weights, limits) if native_weights else loaded.model
         engine = Engine(
             model=model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,

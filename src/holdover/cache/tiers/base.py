@@ -69,6 +69,10 @@ class Tier(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory that was allocated in this process."""
+
     def holds(self, key: bytes, group: int) -> bool:
         """Whether a load is worth trying."""
 

@@ -39,6 +39,10 @@ class Ram:
         self._tickets = 0
         self._stats = TierStats(0, region.nbytes, 0, 0, 0, 0, 0, 0, 0.0, None)
 
+    @property
+    def buffer_bytes(self) -> int:
+        return self._region.nbytes
+
     def holds(self, key: bytes, group: int) -> bool:
         return (key, group) in self._held
 

@@ -1,0 +1,38 @@
+"""From `--tiers` to tiers: one kind each, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from holdover.cache.tiers.base import Tier, TierModule, TierSpec
+from holdover.errors import ConfigError
+from holdover.registry import load_plugin
+from holdover.spec.layout import CacheLayout
+
+_PACKAGE = "holdover.cache.tiers"
+
+
+def parse_tiers(texts: Sequence[str]) -> tuple[TierSpec, ...]:
+    """Raises HoldoverError for what cannot be read, and for two tiers of one kind."""
+    specs: list[TierSpec] = []
+    for text in texts:
+        kind, _, rest = text.partition(":")
+        spec = _module(kind).parse(rest)
+        if any(spec.kind == other.kind for other in specs):
+            raise ConfigError("--tiers", f"{text!r} is a second tier of kind {kind}")
+        specs.append(spec)
+    return tuple(specs)
+
+
+def tiers_bytes(specs: Sequence[TierSpec], layout: CacheLayout) -> int:
+    """Memory that they allocate in this process."""
+    return sum(_module(spec.kind).buffer_bytes(spec, layout) for spec in specs)
+
+
+def open_tiers(specs: Sequence[TierSpec], layout: CacheLayout, identity: bytes) -> tuple[Tier, ...]:
+    return tuple(_module(spec.kind).create(spec, layout, identity) for spec in specs)
+
+
+def _module(kind: str) -> TierModule:
+    return cast(TierModule, load_plugin(_PACKAGE, kind, "--tiers"))
