@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdover.cache.arena import NullArena
+from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
+from holdover.cache.mover import Mover
 from holdover.codecs.base import uniform
 from holdover.engine.api import SamplingParams
 from holdover.engine.runner import attention_batch
@@ -21,6 +23,8 @@ from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.residency import Chunk, Full, Residency, Window
+
+from .machine_tier import MachineTier
 
 MODELS: dict[str, tuple[Residency, ...]] = {
     "full": (Full(), Full()),
@@ -45,27 +49,31 @@ class Machine:
     layout: CacheLayout
     limits: Limits
     n_sectors: int
+    tier: MachineTier | None = None
     steps: int = 0
     finished: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         arena = NullArena(self.n_sectors * self.layout.sector_bytes)
-        self.manager = CacheManager(self.layout, arena)
+        mover = Mover(self.layout, [self.tier], Costs()) if self.tier is not None else None
+        self.manager = CacheManager(self.layout, arena, mover=mover)
         self.scheduler = Scheduler(self.manager, self.limits)
 
     @classmethod
-    def tight(cls, model: str, limits: Limits, spare_sectors: int) -> Machine:
+    def tight(
+        cls, model: str, limits: Limits, spare_sectors: int, tier: MachineTier | None = None
+    ) -> Machine:
         """Just room for the longest sequence alone, and a few sectors more."""
         layout = layout_of(model)
         blocks = layout.peak_blocks(limits.max_context_tokens, limits.step_tokens)
-        return cls(layout, limits, layout.sectors_for(blocks) + spare_sectors)
+        return cls(layout, limits, layout.sectors_for(blocks) + spare_sectors, tier)
 
     def step(self) -> Batch | None:
         scheduler = self.scheduler
         oldest = scheduler.running[0] if scheduler.running else None
         before = oldest.n_computed if oldest else 0
         n_parked = scheduler.parked_total
-        n_inside = len(scheduler.running) + len(scheduler.parked)
+        n_inside = len(scheduler.running) + len(scheduler.parked) + len(scheduler.loading)
         batch = scheduler.schedule()
         self.manager.check()
         if batch is None:
@@ -73,8 +81,8 @@ class Machine:
         self.steps += 1
         self.check_batch(batch)
         if scheduler.parked_total > n_parked:
-            n_now = len(scheduler.running) + len(scheduler.parked)
-            assert n_now == n_inside, "someone was let in by a step that parked"
+            n_now = len(scheduler.running) + len(scheduler.parked) + len(scheduler.loading)
+            assert n_now <= n_inside, "someone was let in by a step that parked"
         scheduler.commit(batch)
         self.manager.check()
         for sequence in batch.sampled:
@@ -108,8 +116,9 @@ class Machine:
                     assert table[s, position // self.layout.spec.block_tokens] >= 0
 
     def run_out(self) -> None:
-        while self.step() is not None:
-            pass
+        while self.step() is not None or self.scheduler.loading:
+            if self.tier is not None:
+                self.tier.end_loads(1)
 
 
 def sequence_of(arrival: int, prompt: tuple[int, ...], max_tokens: int) -> Sequence:
@@ -136,6 +145,7 @@ requests = st.lists(
     step_tokens=st.integers(4, 24),
     max_sequences=st.integers(1, 4),
     spare_sectors=st.integers(0, 3),
+    answers=st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=9)),
 )
 def test_everyone_finishes_and_nothing_stays(
     model: str,
@@ -143,9 +153,12 @@ def test_everyone_finishes_and_nothing_stays(
     step_tokens: int,
     max_sequences: int,
     spare_sectors: int,
+    answers: list[tuple[int, bool]] | None,
 ) -> None:
+    """`answers`: how many loads end before a step, and whether they fail; None: no tier."""
     limits = Limits(max_sequences, step_tokens, max_context_tokens=64)
-    machine = Machine.tight(model, limits, spare_sectors)
+    tier = MachineTier() if answers is not None else None
+    machine = Machine.tight(model, limits, spare_sectors, tier)
     cancelled: dict[int, list[Sequence]] = {}
     everyone = []
     now = 0
@@ -157,6 +170,8 @@ def test_everyone_finishes_and_nothing_stays(
             cancelled.setdefault(now + cancel, []).append(sequence)
         machine.scheduler.add(sequence)
         for _ in range(pause):
+            if tier is not None and answers:
+                tier.end_loads(*answers.pop())
             machine.step()
             for gone in cancelled.pop(now, []):
                 if gone.state is not State.FINISHED:
@@ -254,3 +269,94 @@ def test_a_sequence_alone_reaches_the_promised_length(model: str) -> None:
         machine.run_out()
     assert machine.scheduler.parked_total == 0
     assert len(machine.finished) == 8
+
+
+def on_a_tier(n_sectors: int, limits: Limits, prompt: tuple[int, ...]) -> Machine:
+    """A machine whose tier holds `prompt`, and whose arena holds nothing."""
+    machine = Machine(layout_of("full"), limits, n_sectors, MachineTier())
+    machine.scheduler.add(sequence_of(0, prompt, 2))
+    machine.run_out()
+    machine.manager.poll()
+    machine.manager.evict()
+    return machine
+
+
+def test_who_waits_for_a_tier_lets_others_in_and_computes_only_the_rest() -> None:
+    machine = on_a_tier(64, Limits(4, 32, 64), tuple(range(22)))
+    assert machine.tier is not None
+    waits, goes_on = sequence_of(1, (*range(22), 7, 7), 2), sequence_of(2, (50,) * 9, 3)
+    machine.scheduler.add(waits)
+    machine.scheduler.add(goes_on)
+    batch = machine.step()
+    assert batch is not None
+    assert [s.arrival for s in batch.sequences] == [2]
+    assert waits.state is State.LOADING
+    machine.tier.end_loads(99)
+    batch = machine.step()
+    assert batch is not None
+    assert [s.arrival for s in batch.sequences] == [1, 2]
+    assert batch.positions.tolist()[:2] == [22, 23]  # five blocks, and two tokens of a tail
+    assert waits.usage().cached_tokens == 22
+
+
+def test_a_load_that_fails_is_computed() -> None:
+    machine = on_a_tier(64, Limits(4, 32, 64), tuple(range(22)))
+    assert machine.tier is not None
+    sequence = sequence_of(1, (*range(22), 7, 7), 2)
+    machine.scheduler.add(sequence)
+    machine.step()
+    machine.tier.end_loads(4)  # two blocks of each group
+    machine.tier.end_loads(1, fails=True)
+    machine.tier.end_loads(99)
+    machine.tier.takes_loads = False
+    machine.run_out()
+    assert sequence.state is State.FINISHED
+    assert sequence.usage().cached_tokens == 8  # the two blocks before the one that failed
+
+
+def test_who_computes_takes_the_room_of_who_waits() -> None:
+    """The lift is dropped, not its sequence; both finish."""
+    layout = layout_of("full")
+    machine = on_a_tier(layout.sectors_for([16, 16]), Limits(2, 32, 60), tuple(range(30)))
+    assert machine.tier is not None
+    waits, computes = sequence_of(1, (*range(30), 7), 2), sequence_of(2, (50,) * 8, 50)
+    machine.scheduler.add(waits)
+    machine.scheduler.add(computes)
+    machine.step()
+    lift = waits.lift
+    assert lift is not None
+    while computes.state is not State.FINISHED:
+        machine.step()
+    assert lift.problem == "its room was wanted"
+    machine.run_out()
+    assert waits in machine.finished
+
+
+def test_a_cancelled_one_gives_its_room_back_at_once() -> None:
+    machine = on_a_tier(64, Limits(4, 32, 64), tuple(range(22)))
+    assert machine.tier is not None
+    sequence = sequence_of(1, (*range(22), 7, 7), 2)
+    machine.scheduler.add(sequence)
+    machine.step()
+    assert machine.manager.held_bytes > 0
+    machine.scheduler.finish(sequence)
+    assert machine.manager.held_bytes == 0
+    machine.tier.end_loads(99)  # answers that nobody waits for
+    machine.run_out()
+    machine.manager.poll()
+    machine.manager.check()
+
+
+def test_what_would_take_longer_to_load_is_computed() -> None:
+    machine = on_a_tier(64, Limits(4, 32, 64), tuple(range(22)))
+    assert machine.tier is not None
+    machine.manager.observe(n_tokens=100, step_s=0.1)
+    for rate, loads in ((1e3, False), (1e9, True)):  # 1e3: some 7 s for what takes 22 ms
+        machine.tier.rate = rate
+        sequence = sequence_of(int(rate), (*range(22), int(rate) % 7, 7), 2)
+        machine.scheduler.add(sequence)
+        machine.step()
+        assert (sequence.state is State.LOADING) == loads
+        machine.run_out()
+        machine.manager.poll()
+        machine.manager.evict()
