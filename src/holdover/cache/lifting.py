@@ -28,12 +28,17 @@ Fits = Callable[[Sequence[int], Sequence[int], Sequence[int], Sequence[int]], bo
 
 @dataclass(slots=True, eq=False)
 class Lift:
-    """`ended` when its sequence can be admitted."""
+    """`ended` when its sequence can be admitted: from the start where the decision was not to load.
 
-    n_tokens: int  # that can be reused if every load succeeds
-    n_to_come: list[int]  # blocks per group that its sequence was promised beside those held
+    `n_tokens` can be reused if every load succeeds, `n_matched` without any.
+    """
+
+    n_tokens: int
+    n_matched: int
     decision: Decision
-    deadline_s: float  # time.monotonic()
+    tier: str = ""  # that most of it comes from
+    deadline_s: float = 0.0  # time.monotonic()
+    n_to_come: list[int] = field(default_factory=list)  # blocks per group, promised and not held
     held: list[Block] = field(default_factory=list)
     targets: dict[Ticket, tuple[Block, Record]] = field(default_factory=dict)
     problem: str | None = None  # why a load failed
@@ -48,7 +53,9 @@ class Lifts:
         self._fits = fits
         self.under_way: dict[Lift, None] = {}
 
-    def begin(self, reach: Reach, promise: Sequence[int], decision: Decision) -> Lift | None:
+    def begin(
+        self, reach: Reach, n_matched: int, promise: Sequence[int], decision: Decision
+    ) -> Lift | None:
         """None where there is no room or tiers take no more loads."""
         n_new, n_revived, n_shared = ([0] * self._index.n_groups for _ in range(3))
         for record in reach.records:
@@ -60,7 +67,8 @@ class Lifts:
             return None
         held = [new + shared for new, shared in zip(n_new, n_shared, strict=True)]
         n_to_come = [max(0, p - h) for p, h in zip(promise or held, held, strict=True)]
-        lift = Lift(reach.n_tokens, n_to_come, decision, self._mover.deadline_s(decision))
+        tier, deadline_s = self._mover.main_tier(reach.records), self._mover.deadline_s(decision)
+        lift = Lift(reach.n_tokens, n_matched, decision, tier, deadline_s, n_to_come)
         self.under_way[lift] = None
         for block in reach.blocks:
             self._room.ref(block)

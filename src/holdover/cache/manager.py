@@ -10,12 +10,14 @@ With tiers, a sequence whose prefix lies there gets a lift first: the scheduler 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import Block
+from holdover.cache.explain import Evictions, Reuse, compared
 from holdover.cache.lifting import Lift, Lifts
 from holdover.cache.matching import Match, Matcher
 from holdover.cache.mover import Mover
@@ -52,6 +54,7 @@ class CacheManager:
             self._lifts = Lifts(self._room, self._index, mover, self._fits)
         self._sequences: dict[SequenceCache, None] = {}
         self._version = 0
+        self._evictions = Evictions()
         self.evicted_blocks = 0
 
     # ---- before a step ------------------------------------------------------------------------
@@ -68,6 +71,7 @@ class CacheManager:
         tenant: str = "",
         *,
         promise: Sequence[int] = (),
+        owner: str = "",
     ) -> SequenceCache | None:
         """Start a sequence on a match, with room to compute `n_tokens` more; None if no room.
 
@@ -77,16 +81,18 @@ class CacheManager:
         """
         if match.version != self._version:
             match = self.match(tokens, tenant)
+        self._evictions.owner, self._evictions.tenant = owner, tenant
         sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
         if sequence is None and match.tail is not None:
             usable = token_bytes(tokens[:-1])
             match = self._matcher.longest(usable, tenant, self._version, tails=False)
             sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
         if sequence is None and not promise and self._drop_a_lift():
-            return self.admit(tokens, match, n_tokens, tenant)
+            return self.admit(tokens, match, n_tokens, tenant, owner=owner)
         if sequence is not None:
             sequence.tokens.extend(token_bytes(tokens[: match.n_tokens]))
             sequence.n_tokens = match.n_tokens
+            sequence.owner = owner
         return sequence
 
     def reserve(self, sequence: SequenceCache, n_tokens: int) -> bool:
@@ -98,6 +104,7 @@ class CacheManager:
         while not self._room.has_room(n_new):
             if not self._drop_a_lift():
                 return False
+        self._evictions.owner, self._evictions.tenant = sequence.owner, sequence.tenant
         self._extend(sequence, n_new)
         return True
 
@@ -108,8 +115,8 @@ class CacheManager:
     ) -> Lift | None:
         """Begin to load what tiers hold of a prefix beyond `match`.
 
-        None where they hold no more, where computing it is predicted to be as fast, or where there
-        is no room for it and for `promise` beside what others were promised.
+        None where they hold no more, or where there is no room for it and for `promise` beside
+        what others were promised. Where computing it is predicted to be as fast it has ended.
         """
         if self._lifts is None or self._mover is None or match.n_tokens >= len(tokens) - 1:
             return None
@@ -118,9 +125,9 @@ class CacheManager:
             return None
         decision = self._mover.decide(reach.records, reach.n_tokens - match.n_tokens)
         if not decision.pays:
-            return None
+            return Lift(reach.n_tokens, match.n_tokens, decision, ended=True)
         self._version += 1
-        return self._lifts.begin(reach, promise, decision)
+        return self._lifts.begin(reach, match.n_tokens, promise, decision)
 
     def drop(self, lift: Lift) -> None:
         """End a lift before its time; what has come stays cached."""
@@ -216,6 +223,37 @@ class CacheManager:
     def block_table(self, sequence: SequenceCache, group: int) -> NDArray[np.int32]:
         """Block numbers of one group, -1 where dead; a view that the next change invalidates."""
         return sequence.tables[group].numbers
+
+    def explain(self, sequence: SequenceCache, tokens: Sequence[int], lift: Lift | None) -> Reuse:
+        """Of a sequence just admitted with `tokens`: what was reused, and why no more.
+
+        `lift` is the one it waited for.
+        """
+        n_reused, n_usable = sequence.n_tokens, len(tokens) - 1
+        n_loaded = 0 if lift is None else max(0, n_reused - lift.n_matched)
+        from_tiers = {"arena": n_reused - n_loaded}
+        if lift is not None and n_loaded:
+            from_tiers[lift.tier] = n_loaded
+        reuse = partial(Reuse, len(tokens), n_reused, from_tiers)
+        if n_reused == n_usable:
+            return reuse("all")
+        if lift is not None and n_reused < lift.n_tokens and not lift.decision.pays:
+            return reuse("slower", decision=lift.decision)
+        if lift is not None and n_reused < lift.n_tokens and lift.problem is not None:
+            return reuse("failed", problem=lift.problem)
+        n_full, n_tail = divmod(n_reused, self._block_tokens)
+        parent = sequence.keys[n_full]
+        rest = token_bytes(tokens[n_full * self._block_tokens : -1])
+        eviction = self._evictions.after(parent, rest, n_tail, sequence.tenant)
+        if eviction is not None:
+            return reuse("evicted", eviction=eviction)
+        runs = self._index.runs(parent)
+        if self._mover is not None:
+            runs += [record.tokens for record in self._mover.runs(parent)]
+        reason, kept = compared(rest, n_tail, runs)
+        if not runs and not n_reused:
+            reason = "nothing"
+        return reuse(reason, kept, tokens[n_reused] if reason == "differs" else None)
 
     @property
     def held_bytes(self) -> int:
@@ -345,6 +383,7 @@ class CacheManager:
     def _on_evict(self, block: Block) -> None:
         if self._mover is not None:
             self._mover.evicting(block)
+        self._evictions.note(block)
         self._index.withdraw(block)
         self.evicted_blocks += 1
 

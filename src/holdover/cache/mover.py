@@ -94,6 +94,11 @@ class Mover:
         self.declined_loads += not decision.pays
         return decision
 
+    def main_tier(self, records: Sequence[Record]) -> str:
+        """The name of the tier that most of them come from."""
+        places = [self._tier_of(record) for record in records]
+        return self._tiers[max(places, key=places.count)].name
+
     def deadline_s(self, decision: Decision) -> float:
         """By when loads that begin now should have ended, in time.monotonic()."""
         return time.monotonic() + max(LEAST_PATIENCE_S, PATIENCE * decision.load_s)

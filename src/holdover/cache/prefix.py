@@ -80,6 +80,10 @@ class PrefixIndex:
         found = [(common_tokens(entry.tokens, tokens), entry) for entry in self._latest(parent)]
         return sorted((f for f in found if f[0]), key=lambda f: f[0], reverse=True)
 
+    def runs(self, parent: bytes) -> list[bytes]:
+        """What is kept right after `parent`, the latest first."""
+        return [entry.tokens for entry in self._latest(parent)]
+
     def publish(self, parent: bytes, run: bytes, blocks: Sequence[Block | None]) -> bytes | None:
         """Offer blocks that hold `run` after `parent`; returns the key of a full run.
 

@@ -79,5 +79,6 @@ class SequenceCache:
     keys: list[bytes]  # the root key, then the key of each full block
     tables: list[BlockTable]
     promise: tuple[int, ...] = ()  # blocks per group it was let in for
+    owner: str = ""  # how people name it
     n_tokens: int = 0
     released: bool = False

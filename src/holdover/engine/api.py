@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from holdover.cache.explain import Reuse
 from holdover.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -83,6 +84,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reuse: Reuse | None = None  # why it was so many; None: never admitted
 
 
 @dataclass(frozen=True, slots=True)

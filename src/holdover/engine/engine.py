@@ -102,11 +102,13 @@ class Engine:
         max_tokens = check_request(
             prompt, params, n, self._vocab_size, self.limits.max_context_tokens
         )
-        request = Request(f"request-{next(self._request_ids)}", on_event)
+        request_id = f"request-{next(self._request_ids)}"
+        request = Request(request_id, on_event)
         for index in range(n):
             sequence = Sequence.of(
-                next(self._arrivals), prompt, params, max_tokens, tenant=tenant, sibling=index
-            )
+                next(self._arrivals), prompt, params, max_tokens, tenant=tenant, name=request_id,
+                sibling=index,
+            )  # fmt: skip
             request.answers[index] = Answer(request, index, sequence, self.tokenizer)
         with self._changed:
             if self._closing:

@@ -205,18 +205,21 @@ class Scheduler:
         promise = manager.layout.peak_blocks(n_known, self._limits.step_tokens)
         if sequence.lift is None or not sequence.lift.ended:  # one attempt each time it queues
             sequence.lift = manager.lift(tokens, match, sequence.tenant, promise)
-            if sequence.lift is not None:
+            if sequence.lift is not None and not sequence.lift.ended:
                 return None
         n_step = min(len(tokens) - match.n_tokens, budget)
-        cache = manager.admit(tokens, match, n_step, sequence.tenant, promise=promise)
+        cache = manager.admit(
+            tokens, match, n_step, sequence.tenant, promise=promise, owner=sequence.name
+        )
         if cache is None and (self.running or self.loading):
             return None
         if cache is None:
-            cache = manager.admit(tokens, match, n_step, sequence.tenant)
+            cache = manager.admit(tokens, match, n_step, sequence.tenant, owner=sequence.name)
             assert cache is not None, "the arena does not hold one sequence"
         sequence.cache = cache
-        sequence.lift = None
+        lift, sequence.lift = sequence.lift, None
         if sequence.cached_tokens is None:
+            sequence.reuse = manager.explain(cache, tokens, lift)
             sequence.cached_tokens = cache.n_tokens
             self.prompt_tokens += sequence.n_prompt
             self.cached_tokens += cache.n_tokens

@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 
+from holdover.cache.explain import Reuse
 from holdover.cache.lifting import Lift
 from holdover.cache.sequence import SequenceCache
 from holdover.engine.api import SamplingParams, Usage
@@ -42,7 +43,9 @@ class Sequence:
     state: State = State.WAITING
     cache: SequenceCache | None = None
     lift: Lift | None = None
+    name: str = ""  # the request's
     cached_tokens: int | None = None  # of the prompt, reused when first admitted
+    reuse: Reuse | None = None  # the same, explained
 
     @classmethod
     def of(
@@ -53,6 +56,7 @@ class Sequence:
         max_tokens: int,
         *,
         tenant: str = "",
+        name: str = "",
         sibling: int = 0,
     ) -> Sequence:
         """Answer number `sibling` of a request; with a seed, sibling i draws from seed + i."""
@@ -64,6 +68,7 @@ class Sequence:
             max_tokens=max_tokens,
             params=params,
             tenant=tenant,
+            name=name,
             seed=seed,
             counts=TokenCounts(prompt) if has_penalty(params) else None,
         )
@@ -96,4 +101,4 @@ class Sequence:
             self.counts.add(token)
 
     def usage(self) -> Usage:
-        return Usage(self.n_prompt, self.n_generated, self.cached_tokens or 0)
+        return Usage(self.n_prompt, self.n_generated, self.cached_tokens or 0, self.reuse)

@@ -1,0 +1,97 @@
+"""Why a prompt was reused up to a point and no further.
+
+What was evicted is remembered by the run it held and the prefix it stood on, for the last
+`REMEMBERED` evictions. Nothing is said of other tenants but that something was done for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdover.cache.blocks import Block
+from holdover.cache.costs import Decision
+from holdover.cache.prefix import TOKEN_BYTES, common_tokens
+
+REMEMBERED = 16384
+
+Reason = Literal["all", "nothing", "new", "differs", "evicted", "slower", "failed", "no_room"]
+"""all: everything but the token that has to be computed · nothing: no prefix of this tenant's is
+kept · new: what was kept ends here · differs: what was kept goes on with another token · evicted ·
+slower, failed: a load from a tier that was not made, or did not end well · no_room: for the copy of
+a partly filled block"""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """`owner` is whose sequence wanted the room, None for one of another tenant."""
+
+    tokens: bytes
+    at_s: float  # time.time()
+    owner: str | None
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """`position` is the first token that was not reused, whatever the reason."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    from_tiers: dict[str, int]  # tokens by where they came from, "arena" included
+    reason: Reason
+    kept_token: int | None = None  # differs: what was kept at `position`; the prompt has another
+    prompt_token: int | None = None
+    eviction: Eviction | None = None
+    decision: Decision | None = None
+    problem: str | None = None
+
+    @property
+    def position(self) -> int:
+        return self.reused_tokens
+
+
+@dataclass(slots=True)
+class Evictions:
+    """The last ones, by the key of what precedes them."""
+
+    owner: str = ""  # whose sequence is being given room
+    tenant: str = ""
+    _last: OrderedDict[bytes, Eviction] = field(default_factory=OrderedDict)
+
+    def note(self, block: Block) -> None:
+        assert block.entry is not None, "not published"
+        parent = block.entry.parent
+        kept = self._last.pop(parent, None)
+        if kept is None or len(kept.tokens) <= len(block.entry.tokens):
+            kept = Eviction(block.entry.tokens, time.time(), self.owner, self.tenant)
+        self._last[parent] = kept
+        if len(self._last) > REMEMBERED:
+            self._last.popitem(last=False)
+
+    def after(self, parent: bytes, rest: bytes, n_reused: int, tenant: str) -> Eviction | None:
+        """What had more of `rest`, right after `parent`, than the `n_reused` tokens of it."""
+        found = self._last.get(parent)
+        if found is None or common_tokens(found.tokens, rest) <= n_reused:
+            return None
+        if found.tenant != tenant:
+            return Eviction(found.tokens, found.at_s, None, "")
+        return found
+
+
+def compared(rest: bytes, n_reused: int, runs: Iterable[bytes]) -> tuple[Reason, int | None]:
+    """Why of the runs kept at one place only `n_reused` tokens of `rest` were taken.
+
+    Returns the kept token that differs, too.
+    """
+    best = max(runs, key=lambda run: common_tokens(run, rest), default=b"")
+    n_common = common_tokens(best, rest)
+    if n_common > n_reused:
+        return "no_room", None
+    at = n_common * TOKEN_BYTES
+    if at >= len(best):
+        return "new", None
+    return "differs", int.from_bytes(best[at : at + TOKEN_BYTES], "little")
