@@ -42,6 +42,9 @@ class Config:
     tiers: tuple[str, ...] = ()
     """A slower home for blocks that the arena has no room for, repeatable, the fastest first:
     ram:2GiB or disk:/path:20GiB, which also outlives the server."""
+    share_prefixes: bool = False
+    """Let clients with different API keys reuse each other's prefixes, and so tell by the time to
+    the first token what others have sent."""
     eviction: str = "lru"
     """Eviction policy of cached blocks."""
     block_tokens: int = 16

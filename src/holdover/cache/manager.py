@@ -40,11 +40,17 @@ class CacheManager:
         eviction: str = "lru",
         seed: bytes = b"",
         mover: Mover | None = None,
+        salt: bytes = b"",
+        share_prefixes: bool = False,
     ) -> None:
+        """`seed` is what keys and values follow from; `salt` keeps tenants apart on every tier,
+        unless they share prefixes."""
         self.layout = layout
         self._block_tokens = layout.spec.block_tokens
         self._residencies = tuple(group.residency for group in layout.spec.groups)
-        self._index = PrefixIndex(seed + layout.fingerprint, self._block_tokens, len(layout.blocks))
+        self._index = PrefixIndex(
+            seed + layout.fingerprint, self._block_tokens, len(layout.blocks), salt, share_prefixes
+        )
         self._matcher = Matcher(self._index, self._residencies, self._block_tokens)
         self._room = Room(layout, arena, eviction, self._on_evict, self._on_move)
         self._mover = mover

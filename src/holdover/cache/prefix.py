@@ -1,8 +1,9 @@
 """Which runs of tokens have KV in the arena, found by what precedes them.
 
 A full block's key is blake2b(key of the block before, its token ids); the first block's parent is
-the root key of its tenant, made from weights digest, layout fingerprint and tenant. Token ids are
-compared on every hit, so not even a hash collision can give one prompt another's KV.
+the root key of its tenant, made from weights digest, layout fingerprint, tenant and a secret of the
+server, without which nobody who reads a tier can tell whose a key is. Token ids are compared on
+every hit, so not even a hash collision can give one prompt another's KV.
 
     tokens   | block 0 | block 1 | block 2 | tail ..|
     lookup     key chain, one dict probe each | children of the last key, longest common run
@@ -42,8 +43,12 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 
 class PrefixIndex:
-    def __init__(self, seed: bytes, block_tokens: int, n_groups: int) -> None:
+    def __init__(
+        self, seed: bytes, block_tokens: int, n_groups: int, salt: bytes = b"", shared: bool = False
+    ) -> None:
         self._seed = seed
+        self._salt = salt
+        self._shared = shared
         self.n_groups = n_groups
         self._run_bytes = block_tokens * TOKEN_BYTES
         self._collisions = itertools.count()
@@ -51,8 +56,9 @@ class PrefixIndex:
         self._children: dict[bytes, dict[Entry, None]] = {}
 
     def root(self, tenant: str) -> bytes:
-        """The parent key of a tenant's first blocks."""
-        return self._hash(self._seed, b"tenant:" + tenant.encode())
+        """The parent key of a tenant's first blocks; of everyone's where prefixes are shared."""
+        named = "" if self._shared else tenant
+        return self._hash(self._seed, b"tenant:" + self._salt + named.encode())
 
     def chain(self, tenant: str, tokens: bytes) -> Iterator[tuple[bytes, Entry | None]]:
         """Key and entry of every full block of `tokens`, first to last."""

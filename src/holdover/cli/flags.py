@@ -19,7 +19,11 @@ PLAN_FIELDS = (
     "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
     "step_tokens", "max_context", "threads", "tiers",
 )  # fmt: skip
-ENGINE_FIELDS = ("weights", "eviction")  # `plan` has its own --weights, which takes more
+ENGINE_FIELDS = (
+    "weights",
+    "eviction",
+    "share_prefixes",
+)  # `plan` has its own --weights, which takes more
 SERVER_FIELDS = (
     "served_name", "host", "port", "api_keys", "max_waiting_requests", "grace_s", "log_requests",
 )  # fmt: skip

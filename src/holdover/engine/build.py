@@ -15,7 +15,7 @@ from holdover.cache.arena import HostArena
 from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import Mover
-from holdover.cache.tiers._open import open_tiers
+from holdover.cache.tiers._open import open_tiers, tenant_salt
 from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
 from holdover.engine.sampler import sampler_bytes
@@ -46,7 +46,15 @@ def build_engine(planned: Planned) -> Engine:
     return Engine(
         model=model,
         kernels=kernels,
-        manager=CacheManager(plan.layout, arena, eviction=config.eviction, seed=seed, mover=mover),
+        manager=CacheManager(
+            plan.layout,
+            arena,
+            eviction=config.eviction,
+            seed=seed,
+            mover=mover,
+            salt=tenant_salt(planned.tiers),
+            share_prefixes=config.share_prefixes,
+        ),
         tokenizer=tokenizer,
         limits=plan.limits,
         planned_bytes=plan.arena_bytes,

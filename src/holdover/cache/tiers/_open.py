@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import cast
 
@@ -32,6 +33,12 @@ def tiers_bytes(specs: Sequence[TierSpec], layout: CacheLayout) -> int:
 
 def open_tiers(specs: Sequence[TierSpec], layout: CacheLayout, identity: bytes) -> tuple[Tier, ...]:
     return tuple(_module(spec.kind).create(spec, layout, identity) for spec in specs)
+
+
+def tenant_salt(specs: Sequence[TierSpec]) -> bytes:
+    """A secret that outlives the server where a tier does, and no one else's where none does."""
+    kept = (_module(spec.kind).secret(spec) for spec in specs)
+    return next((secret for secret in kept if secret is not None), secrets.token_bytes(32))
 
 
 def _module(kind: str) -> TierModule:

@@ -110,6 +110,9 @@ class TierModule(Protocol):
     def buffer_bytes(self, spec: TierSpec, layout: CacheLayout) -> int:
         """Memory that the tier allocates in this process, exactly."""
 
+    def secret(self, spec: TierSpec) -> bytes | None:
+        """32 bytes that all servers of the tier have in common; None: it outlives no server."""
+
     def create(self, spec: TierSpec, layout: CacheLayout, identity: bytes) -> Tier:
         """`identity` is equal for two engines exactly when one can read the other's blocks.
 

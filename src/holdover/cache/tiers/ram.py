@@ -137,5 +137,9 @@ def buffer_bytes(spec: TierSpec, layout: CacheLayout) -> int:
     return n_sectors * layout.sector_bytes
 
 
+def secret(spec: TierSpec) -> None:
+    return None
+
+
 def create(spec: TierSpec, layout: CacheLayout, identity: bytes) -> Ram:
     return Ram(layout, HostArena(buffer_bytes(spec, layout)))
