@@ -23,11 +23,16 @@ def parameters(command: str) -> dict[str, Any]:
     return {parameter.name: parameter for parameter in commands[command].params}
 
 
+def default_of(parameter: Any) -> Any:
+    """As `Config` has it: a flag that may be repeated gathers a list."""
+    default = parameter.default
+    return tuple(default) if isinstance(default, list) else default
+
+
 def test_serve_has_a_flag_for_every_setting_with_its_default() -> None:
     found = parameters("serve")
     for field in fields(Config):
-        default = found[field.name].default
-        assert (tuple(default) if isinstance(default, list) else default) == field.default
+        assert default_of(found[field.name]) == field.default
 
 
 @pytest.mark.parametrize("command", ["plan", "chat"])
@@ -35,7 +40,7 @@ def test_other_commands_take_their_defaults_from_the_same_place(command: str) ->
     defaults = {field.name: field.default for field in fields(Config)}
     shared = {n: p for n, p in parameters(command).items() if n in defaults}
     assert {"model", "kv_memory", "memory", "kv", "block_tokens", "max_context"} <= set(shared)
-    assert {name: p.default for name, p in shared.items()} == {n: defaults[n] for n in shared}
+    assert {name: default_of(p) for name, p in shared.items()} == {n: defaults[n] for n in shared}
 
 
 def test_every_setting_has_a_help_text() -> None:
