@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
@@ -13,12 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from holdover.bench import workloads
 from holdover.bench.load import Target
 from holdover.bench.prompts import prompt_text
 from holdover.bench.report import workload_json, workload_lines
 from holdover.bench.run import BenchError
-from holdover.bench.workloads import WORKLOADS, WorkloadRun, run_workload
+from holdover.bench.workloads import CHAT, WORKLOADS, WorkloadRun, run_workload
 from holdover.cli.app import build_app
 from holdover.config import Config
 from holdover.errors import ConfigError
@@ -127,7 +127,8 @@ def test_repetitions_share_no_prompt(name: str, scripted: Any) -> None:
 def test_chat_resends_the_whole_history_with_the_servers_answers(
     scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workloads, "TURN_ANSWER_TOKENS", 16)  # 72 answers
+    few = replace(WORKLOADS["chat"], run=replace(CHAT, answer_tokens=16).run)
+    monkeypatch.setitem(WORKLOADS, "chat", few)  # 72 answers
     server = scripted()
     done = run(server, "chat", repeats=1)
     turns: dict[str, list[str]] = {}

@@ -28,7 +28,6 @@ PREFILL_WORDS, FEW_TOKENS = (2048, 6000), 4
 AGAIN_WORDS = 2048
 DECODE_WORDS, DECODE_ANSWER_TOKENS = 6000, 64
 STREAMS, STREAM_WORDS, STREAM_ANSWER_TOKENS = 16, 512, 128
-USERS, TURNS, TURN_WORDS, TURN_ANSWER_TOKENS = 12, 6, 160, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,29 +194,39 @@ async def _streams(asker: Asker, repeats: int) -> tuple[Figure, ...]:
     )
 
 
-async def _chat(asker: Asker, repeats: int) -> tuple[Figure, ...]:
-    async def user(key: str) -> list[Sample]:
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """`users` at once, each with `turns` that resend the whole history."""
+
+    users: int
+    turns: int
+    first_words: int
+    words: int  # of each later message
+    answer_tokens: int
+
+    async def run(self, asker: Asker, repeats: int) -> tuple[Figure, ...]:
+        rates, middles_ms, late_ms = [], [], []
+        for i in range(repeats):
+            users = (self._user(asker, f"{i}/{number}") for number in range(self.users))
+            samples = [sample for turns in await asyncio.gather(*users) for sample in turns]
+            ttfts_ms = [ttft_ms(sample) for sample in samples]
+            rates.append(output_tokens_per_s(samples))
+            middles_ms.append(percentile(ttfts_ms, 50) or 0.0)
+            late_ms.append(percentile(ttfts_ms, 95) or 0.0)
+        return (
+            Figure("output_tokens_per_s", "output", tuple(rates)),
+            Figure("ttft_p50_ms", "first token, p50", tuple(middles_ms)),
+            Figure("ttft_p95_ms", "first token, p95", tuple(late_ms)),
+        )
+
+    async def _user(self, asker: Asker, key: str) -> list[Sample]:
         messages: Messages = []
         samples = []
-        for turn in range(TURNS):
-            messages += asker.prompt(f"{key}/{turn}", TURN_WORDS)
-            samples.append(await asker.ask(messages, TURN_ANSWER_TOKENS, fresh=turn == 0))
+        for turn in range(self.turns):
+            messages += asker.prompt(f"{key}/{turn}", self.words if turn else self.first_words)
+            samples.append(await asker.ask(messages, self.answer_tokens, fresh=turn == 0))
             messages = [*messages, {"role": "assistant", "content": samples[-1].text}]
         return samples
-
-    rates, middles_ms, late_ms = [], [], []
-    for i in range(repeats):
-        users = await asyncio.gather(*(user(f"{i}/{number}") for number in range(USERS)))
-        samples = [sample for turns in users for sample in turns]
-        ttfts_ms = [ttft_ms(sample) for sample in samples]
-        rates.append(output_tokens_per_s(samples))
-        middles_ms.append(percentile(ttfts_ms, 50) or 0.0)
-        late_ms.append(percentile(ttfts_ms, 95) or 0.0)
-    return (
-        Figure("output_tokens_per_s", "output", tuple(rates)),
-        Figure("ttft_p50_ms", "first token, p50", tuple(middles_ms)),
-        Figure("ttft_p95_ms", "first token, p95", tuple(late_ms)),
-    )
 
 
 def per_token_ms(sample: Sample) -> float:
@@ -232,6 +241,10 @@ def ttft_ms(sample: Sample) -> float:
 def output_tokens_per_s(samples: list[Sample]) -> float:
     return sum(sample.output_tokens for sample in samples) / wall_s(samples)
 
+
+CHAT = Conversations(users=12, turns=6, first_words=160, words=160, answer_tokens=128)
+# Histories of 57,000 tokens in all: five times what 256 MiB hold of SmolLM2 at 16 bit.
+PRESSURE = Conversations(users=48, turns=4, first_words=660, words=60, answer_tokens=72)
 
 WORKLOADS = {
     "single": Workload(
@@ -252,7 +265,13 @@ WORKLOADS = {
         2, (0, STREAMS), STREAMS, _streams,
     ),
     "chat": Workload(
-        f"{USERS} users, {TURNS} turns of {TURN_WORDS} words in and {TURN_ANSWER_TOKENS} tokens "
-        "out, the whole history resent", 1, (0, USERS * TURNS), USERS, _chat,
+        f"{CHAT.users} users, {CHAT.turns} turns of {CHAT.words} words in and {CHAT.answer_tokens} "
+        "tokens out, the whole history resent", 1, (0, CHAT.users * CHAT.turns), CHAT.users,
+        CHAT.run,
+    ),
+    "pressure": Workload(
+        f"{PRESSURE.users} users, {PRESSURE.turns} turns, {PRESSURE.first_words} words at first: "
+        "histories larger than the cache is meant to be", 1, (0, PRESSURE.users * PRESSURE.turns),
+        PRESSURE.users, PRESSURE.run,
     ),
 }  # fmt: skip

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         workload: Annotated[
             str | None,
             typer.Option(
-                metavar="[single|prefill|again|decode|streams|chat]",
+                metavar="[single|prefill|again|decode|streams|chat|pressure]",
                 help="A named workload instead of the four numbers that follow.",
             ),
         ] = None,
