@@ -17,6 +17,7 @@ class Block:
     number: int
     refs: int = 0
     entry: Entry | None = None
+    pinned_until_s: float = 0.0  # time.monotonic(); 0: not pinned
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import Block
 from holdover.cache.explain import Evictions, Reuse, compared
+from holdover.cache.keeping import Keeper, Kept
 from holdover.cache.lifting import Lift, Lifts
 from holdover.cache.matching import Match, Matcher
 from holdover.cache.mover import Mover
@@ -58,6 +59,7 @@ class CacheManager:
         if mover is not None:
             mover.bind(self._index.record, self._room.view)
             self._lifts = Lifts(self._room, self._index, mover, self._fits)
+        self._keeper = Keeper(layout, self._index, self._room, self._matcher, mover)
         self._sequences: dict[SequenceCache, None] = {}
         self._version = 0
         self._evictions = Evictions()
@@ -223,6 +225,25 @@ class CacheManager:
             self._room.evict(victim)
             n_evicted += 1
         return n_evicted
+
+    # ---- conversations that no one computes ----------------------------------------------------
+
+    def kept(self, tokens: Sequence[int], tenant: str = "") -> Kept:
+        """Where a conversation lies, and how much of it can be reused."""
+        return self._keeper.kept(token_bytes(tokens), tenant)
+
+    def pin(self, tokens: Sequence[int], tenant: str, until_s: float) -> None:
+        """Evict others' blocks before a conversation's until then (time.monotonic()); 0 ends it.
+
+        Soft: its blocks go as well, to a tier, when nothing else is left to go.
+        """
+        self._keeper.pin(token_bytes(tokens), tenant, until_s)
+
+    def forget(self, tokens: Sequence[int], tenant: str = "") -> int:
+        """Remove a conversation from the arena and from every tier, but for what another one goes
+        on from; returns how many blocks went."""
+        self._version += 1
+        return self._keeper.forget(token_bytes(tokens), tenant)
 
     # ---- to look at ---------------------------------------------------------------------------
 

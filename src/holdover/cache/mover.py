@@ -77,6 +77,17 @@ class Mover:
     def holds(self, key: bytes, group: int) -> bool:
         return any(tier.holds(key, group) for tier in self._tiers)
 
+    def places(self, record: Record) -> list[str]:
+        """Names of the tiers that hold it."""
+        return [tier.name for tier in self._tiers if tier.holds(record.key, record.group)]
+
+    def delete(self, record: Record) -> int:
+        """From how many tiers it was removed."""
+        holding = [tier for tier in self._tiers if tier.holds(record.key, record.group)]
+        for tier in holding:
+            tier.delete(record)
+        return len(holding)
+
     def runs(self, parent: bytes) -> Iterable[Record]:
         return [record for tier in self._tiers for record in tier.runs(parent)]
 

@@ -50,7 +50,7 @@ class PrefixIndex:
         self._salt = salt
         self._shared = shared
         self.n_groups = n_groups
-        self._run_bytes = block_tokens * TOKEN_BYTES
+        self.run_bytes = block_tokens * TOKEN_BYTES
         self._collisions = itertools.count()
         self._by_key: dict[bytes, Entry] = {}
         self._children: dict[bytes, dict[Entry, None]] = {}
@@ -63,8 +63,8 @@ class PrefixIndex:
     def chain(self, tenant: str, tokens: bytes) -> Iterator[tuple[bytes, Entry | None]]:
         """Key and entry of every full block of `tokens`, first to last."""
         parent = self.root(tenant)
-        for start in range(0, len(tokens) - self._run_bytes + 1, self._run_bytes):
-            run = tokens[start : start + self._run_bytes]
+        for start in range(0, len(tokens) - self.run_bytes + 1, self.run_bytes):
+            run = tokens[start : start + self.run_bytes]
             key = self._hash(parent, run)
             yield key, self._keyed(key, parent, run)
             parent = key
@@ -90,6 +90,11 @@ class PrefixIndex:
         """What is kept right after `parent`, the latest first."""
         return [entry.tokens for entry in self._latest(parent)]
 
+    def blocks(self, parent: bytes, run: bytes) -> list[Block]:
+        """Those that hold `run` after `parent`."""
+        entry = self._find(parent, run)
+        return [] if entry is None else [b for b in entry.blocks if b is not None]
+
     def publish(self, parent: bytes, run: bytes, blocks: Sequence[Block | None]) -> bytes | None:
         """Offer blocks that hold `run` after `parent`; returns the key of a full run.
 
@@ -97,7 +102,7 @@ class PrefixIndex:
         """
         entry = self._find(parent, run)
         if entry is None:
-            key = self._hash(parent, run) if len(run) == self._run_bytes else None
+            key = self._hash(parent, run) if len(run) == self.run_bytes else None
             if key is not None and key in self._by_key:
                 # A collision: nobody will find what follows a key that is no digest and used once.
                 return b"collision %d" % next(self._collisions)
@@ -149,7 +154,7 @@ class PrefixIndex:
                     assert block in cached_or_held, "an entry points at a free block"
 
     def _find(self, parent: bytes, run: bytes) -> Entry | None:
-        if len(run) == self._run_bytes:
+        if len(run) == self.run_bytes:
             return self._keyed(self._hash(parent, run), parent, run)
         return next((entry for entry in self._latest(parent) if entry.tokens == run), None)
 

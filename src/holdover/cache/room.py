@@ -8,6 +8,7 @@ n_sectors`. The planner uses the same function.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from holdover.cache.arena import Arena
@@ -17,6 +18,8 @@ from holdover.cache.sectors import SectorPool
 from holdover.registry import load_plugin
 from holdover.spec.layout import CacheLayout
 from holdover.units import exact_div
+
+SWEEP_S = 1.0  # between two looks for pins that have ended
 
 
 class Room:
@@ -35,8 +38,11 @@ class Room:
         self._arena = arena
         self._n_sectors = exact_div(arena.nbytes, layout.sector_bytes)
         self._pool = SectorPool(layout, self._n_sectors)
-        self._cached: EvictionPolicy = load_plugin("holdover.cache.eviction", eviction).create()
+        policy = load_plugin("holdover.cache.eviction", eviction)
+        self._cached: EvictionPolicy = policy.create()
+        self._pinned: EvictionPolicy = policy.create()  # who goes last
         self._blocks: list[dict[int, Block]] = [{} for _ in layout.blocks]
+        self._swept_s = 0.0
         self._n_held = [0] * len(layout.blocks)
         self._on_evict = on_evict
         self._on_move = on_move
@@ -61,7 +67,7 @@ class Room:
         """A block with one reference, for which there is room; evicts and packs as needed."""
         while (number := self._pool.take(group)) is None:
             if not self._pack_a_sector():
-                victim = self._cached.victim()
+                victim = self.victim()
                 assert victim is not None, "room was promised and is not there"
                 self.evict(victim)
         block = Block(group, number, refs=1)
@@ -71,7 +77,7 @@ class Room:
 
     def ref(self, block: Block) -> None:
         if not block.refs:
-            self._cached.remove(block)
+            self._policy_of(block).remove(block)
             self._n_held[block.group] += 1
         block.refs += 1
 
@@ -82,11 +88,23 @@ class Room:
             if block.entry is None:
                 self._free(block)
             else:
-                self._cached.add(block)
+                self._policy_of(block).add(block)
+
+    def pin(self, block: Block, until_s: float) -> None:
+        """Let it go after all that is not pinned, until then (time.monotonic())."""
+        if not block.refs:
+            self._policy_of(block).remove(block)
+        block.pinned_until_s = until_s
+        if not block.refs:
+            self._policy_of(block).add(block)
 
     def victim(self) -> Block | None:
         """The cached block that would go first."""
-        return self._cached.victim()
+        if len(self._pinned) and time.monotonic() > self._swept_s + SWEEP_S:
+            self._swept_s = time.monotonic()
+            for block in [b for b in self._pinned if b.pinned_until_s <= self._swept_s]:
+                self.pin(block, 0)
+        return self._cached.victim() or self._pinned.victim()
 
     def evict(self, block: Block) -> None:
         """Free a cached block for others to use."""
@@ -95,7 +113,7 @@ class Room:
 
     def drop(self, block: Block) -> None:
         """Free a cached block that is of no more use."""
-        self._cached.remove(block)
+        self._policy_of(block).remove(block)
         self._free(block)
 
     def copy(self, source: Block, target: Block) -> None:
@@ -111,7 +129,8 @@ class Room:
 
     def check(self, refs: dict[Block, int]) -> set[Block]:
         """Assert every invariant, given who is referred to how often; returns all blocks."""
-        cached = set(self._cached)
+        cached = {*self._cached, *self._pinned}
+        assert not set(self._cached) & set(self._pinned), "pinned and not"
         everything = {block for blocks in self._blocks for block in blocks.values()}
         assert cached | set(refs) == everything, "a block is neither held nor cached"
         assert not cached & set(refs), "a held block is up for eviction"
@@ -123,6 +142,9 @@ class Room:
             assert block.refs or block.entry is not None, "a cached block nobody can find"
         self._pool.check([set(blocks) for blocks in self._blocks])
         return everything
+
+    def _policy_of(self, block: Block) -> EvictionPolicy:
+        return self._pinned if block.pinned_until_s else self._cached
 
     def _pack_a_sector(self) -> bool:
         """Free a sector by moving one group's blocks together; nothing is lost by it."""

@@ -1,0 +1,135 @@
+"""Conversations that nobody computes at the moment, as what the cache keeps of them.
+
+A conversation is its tokens, of one tenant: where they lie, how to keep them longer, how to be rid
+of them. Blocks that another conversation goes on from are never removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdover.cache.blocks import Block
+from holdover.cache.matching import Matcher
+from holdover.cache.mover import Mover
+from holdover.cache.prefix import PrefixIndex
+from holdover.cache.room import Room
+from holdover.cache.tiers.base import Record
+from holdover.spec.layout import CacheLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """`reusable_tokens` need not be computed again; `bytes_in` the arena and each tier by name."""
+
+    reusable_tokens: int
+    bytes_in: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One run of a conversation."""
+
+    parent: bytes
+    key: bytes
+    run: bytes
+
+
+class Keeper:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        index: PrefixIndex,
+        room: Room,
+        matcher: Matcher,
+        mover: Mover | None,
+    ) -> None:
+        self._layout = layout
+        self._index = index
+        self._room = room
+        self._matcher = matcher
+        self._mover = mover
+
+    def kept(self, tokens: bytes, tenant: str) -> Kept:
+        bytes_in: dict[str, int] = {}
+        for step in self._steps(tokens, tenant):
+            for record in self._records(step):
+                n_bytes = self._layout.blocks[record.group].nbytes
+                for place in self._places(record):
+                    bytes_in[place] = bytes_in.get(place, 0) + n_bytes
+        if self._mover is None:
+            n_tokens = self._matcher.longest(tokens, tenant, 0).n_tokens
+        else:
+            n_tokens = self._matcher.reach(tokens, tenant, self._mover).n_tokens
+        return Kept(n_tokens, bytes_in)
+
+    def pin(self, tokens: bytes, tenant: str, until_s: float) -> None:
+        """Evict others' blocks first until then (time.monotonic()); 0: like any other again."""
+        for step in self._steps(tokens, tenant):
+            for block in self._index.blocks(step.parent, step.run):
+                self._room.pin(block, until_s)
+
+    def forget(self, tokens: bytes, tenant: str) -> int:
+        """Remove what no one else goes on from; returns how many blocks went."""
+        n_gone = 0
+        for step in reversed(list(self._steps(tokens, tenant))):
+            if self._is_shared(step):
+                break
+            for shorter in self._runs_within(step):
+                n_gone += self._remove(shorter)
+        return n_gone
+
+    # ---- within -------------------------------------------------------------------------------
+
+    def _steps(self, tokens: bytes, tenant: str) -> Iterator[_Step]:
+        """Every full block, and the rest."""
+        parent = self._index.root(tenant)
+        for start in range(0, len(tokens), self._index.run_bytes):
+            run = tokens[start : start + self._index.run_bytes]
+            key = self._index.key(parent, run)
+            yield _Step(parent, key, run)
+            parent = key
+
+    def _records(self, step: _Step) -> list[Record]:
+        groups = range(self._index.n_groups)
+        return [Record(step.key, step.parent, step.run, group) for group in groups]
+
+    def _places(self, record: Record) -> list[str]:
+        blocks = self._index.blocks(record.parent, record.tokens)
+        here = ["arena"] if any(b.group == record.group for b in blocks) else []
+        return here + ([] if self._mover is None else self._mover.places(record))
+
+    def _runs_within(self, step: _Step) -> list[_Step]:
+        """The run, and tails of earlier turns that it contains."""
+        runs = set(self._index.runs(step.parent))
+        if self._mover is not None:
+            runs |= {record.tokens for record in self._mover.runs(step.parent)}
+        return [
+            _Step(step.parent, self._index.key(step.parent, run), run)
+            for run in runs
+            if step.run.startswith(run)
+        ]
+
+    def _is_shared(self, step: _Step) -> bool:
+        """Whether a sequence uses it, or something that is kept stands on it."""
+        if any(block.refs for block in self._index.blocks(step.parent, step.run)):
+            return True
+        if len(step.run) < self._index.run_bytes:
+            return False
+        stored = [] if self._mover is None else list(self._mover.runs(step.key))
+        return bool(self._index.runs(step.key) or stored)
+
+    def _remove(self, step: _Step) -> int:
+        blocks = [b for b in self._index.blocks(step.parent, step.run) if not b.refs]
+        for block in blocks:
+            self._erase(block)
+        n_stored = 0
+        if self._mover is not None:
+            n_stored = sum(self._mover.delete(record) for record in self._records(step))
+        return len(blocks) + n_stored
+
+    def _erase(self, block: Block) -> None:
+        view = self._room.view(block)
+        view[:] = bytes(len(view))
+        self._index.withdraw(block)
+        self._room.drop(block)
