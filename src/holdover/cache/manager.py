@@ -25,6 +25,7 @@ from holdover.cache.mover import Mover
 from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex, token_bytes
 from holdover.cache.room import Room
 from holdover.cache.sequence import Reused, SequenceCache
+from holdover.cache.tiers.base import TierStats
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import BlockRanges, step_blocks
 from holdover.units import ceil_div
@@ -281,6 +282,17 @@ class CacheManager:
         if not runs and not n_reused:
             reason = "nothing"
         return reuse(reason, kept, tokens[n_reused] if reason == "differs" else None)
+
+    def tier_stats(self) -> dict[str, TierStats]:
+        return {} if self._mover is None else self._mover.stats()
+
+    @property
+    def declined_loads(self) -> int:
+        return 0 if self._mover is None else self._mover.declined_loads
+
+    @property
+    def lost_blocks(self) -> int:
+        return 0 if self._mover is None else self._mover.lost_blocks
 
     @property
     def held_bytes(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from holdover.cache.blocks import Block
 from holdover.cache.costs import Costs, Decision
-from holdover.cache.tiers.base import Record, Tier
+from holdover.cache.tiers.base import Record, Tier, TierStats
 from holdover.spec.layout import CacheLayout
 
 STORES_A_POLL = 16
@@ -76,6 +76,9 @@ class Mover:
 
     def holds(self, key: bytes, group: int) -> bool:
         return any(tier.holds(key, group) for tier in self._tiers)
+
+    def stats(self) -> dict[str, TierStats]:
+        return {tier.name: tier.stats() for tier in self._tiers}
 
     def places(self, record: Record) -> list[str]:
         """Names of the tiers that hold it."""

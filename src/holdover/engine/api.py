@@ -7,11 +7,14 @@ Torch-free and immutable. The server and the terminal chat are built on these an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from holdover.cache.explain import Reuse
+from holdover.cache.keeping import Kept
+from holdover.cache.tiers.base import TierStats
 from holdover.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -127,6 +130,9 @@ class EngineStats:
     logical_bytes: int  # of the same sequences by the formula: nothing shared, nothing rounded
     cached_bytes: int  # blocks kept only for reuse
     refused_total: int  # requests, because too many waited
+    tiers: Mapping[str, TierStats] = field(default_factory=dict)
+    declined_loads: int = 0  # from tiers, predicted to take longer than computing
+    lost_blocks: int = 0  # evicted before a tier could take them
 
 
 class EngineLike(Protocol):
@@ -154,6 +160,15 @@ class EngineLike(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its blocks are free within one step. Unknown ids are ignored."""
+
+    def kept(self, tokens: tuple[int, ...], tenant: str = "") -> Future[Kept]:
+        """Where a conversation lies, and how much of it can be reused."""
+
+    def pin(self, tokens: tuple[int, ...], tenant: str, until_s: float) -> Future[None]:
+        """Evict others' blocks before a conversation's until then (time.monotonic()); 0 ends it."""
+
+    def forget(self, tokens: tuple[int, ...], tenant: str = "") -> Future[int]:
+        """Remove what no other conversation goes on from; gives the number of blocks."""
 
     def stats(self) -> EngineStats: ...
 

@@ -16,8 +16,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
+from holdover.cache.keeping import Kept
 from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
 from holdover.engine.answer import Answer, Request
@@ -41,6 +44,7 @@ from holdover.models.base import Model
 from holdover.spec.limits import Limits
 from holdover.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -129,6 +133,15 @@ class Engine:
             if request is not None:
                 self._post(partial(self._end, request, "cancelled"))
 
+    def kept(self, tokens: tuple[int, ...], tenant: str = "") -> Future[Kept]:
+        return self._between_steps(partial(self._manager.kept, tokens, tenant))
+
+    def pin(self, tokens: tuple[int, ...], tenant: str, until_s: float) -> Future[None]:
+        return self._between_steps(partial(self._manager.pin, tokens, tenant, until_s))
+
+    def forget(self, tokens: tuple[int, ...], tenant: str = "") -> Future[int]:
+        return self._between_steps(partial(self._manager.forget, tokens, tenant))
+
     def stats(self) -> EngineStats:
         return self._stats
 
@@ -139,6 +152,24 @@ class Engine:
             self._flush_s = grace_s
             self._post(self._stop)
         self._thread.join()
+
+    def _between_steps(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+            self._stats = self._snapshot()
+
+        with self._changed:
+            if self._closing:
+                raise RequestError(None, "the engine is shutting down", code=SHUTTING_DOWN)
+            self._post(run)
+        return future
 
     def _post(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
@@ -323,5 +354,8 @@ class Engine:
             held_bytes=manager.held_bytes,
             logical_bytes=manager.logical_bytes,
             cached_bytes=manager.cached_bytes,
+            tiers=manager.tier_stats(),
+            declined_loads=manager.declined_loads,
+            lost_blocks=manager.lost_blocks,
             refused_total=self._refused_total,
         )

@@ -35,6 +35,7 @@ class Ram:
         self._pool = SectorPool(layout, exact_div(region.nbytes, layout.sector_bytes))
         self._held: OrderedDict[tuple[bytes, int], _Held] = OrderedDict()
         self._after: dict[bytes, dict[tuple[bytes, int], Record]] = {}
+        self._n_blocks = [0] * len(layout.blocks)
         self._asked: list[tuple[int, Record]] = []
         self._tickets = 0
         self._stats = TierStats(0, region.nbytes, 0, 0, 0, 0, 0, 0, 0.0, None)
@@ -59,6 +60,7 @@ class Ram:
             return False  # a region of one sector, which another group has
         self._view(record.group, number)[:] = block
         self._held[place] = _Held(record, number)
+        self._n_blocks[record.group] += 1
         self._after.setdefault(record.parent, {})[place] = record
         self._count(stored_blocks=1)
         return True
@@ -88,10 +90,7 @@ class Ram:
             self._forget((record.key, record.group))
 
     def stats(self) -> TierStats:
-        n_blocks = [0] * len(self._layout.blocks)
-        for _, group in self._held:
-            n_blocks[group] += 1
-        held_bytes = self._layout.held_bytes(n_blocks)
+        held_bytes = self._layout.held_bytes(self._n_blocks)
         return replace(self._stats, held_bytes=held_bytes, blocks=len(self._held))
 
     def close(self, wait_s: float) -> None:
@@ -108,6 +107,7 @@ class Ram:
 
     def _forget(self, place: tuple[bytes, int]) -> None:
         held = self._held.pop(place)
+        self._n_blocks[held.record.group] -= 1
         siblings = self._after[held.record.parent]
         del siblings[place]
         if not siblings:
