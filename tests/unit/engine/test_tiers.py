@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
 
-from .conftest import GREEDY, Loaded, Serve, Served
+from .conftest import GREEDY, Loaded, Serve, Served, byte_tokenizer_json
 
 PARAMS = replace(GREEDY, max_tokens=6, ignore_eos=True)
 ARENA_BYTES = 1 << 17
@@ -27,11 +30,34 @@ def turns(served: Served, n: int = 2) -> list[list[tuple[int, ...]]]:
     return answers
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_what_the_arena_lost_comes_back_from_ram(tiny: Loaded, serve: Serve, codec: str) -> None:
-    roomy = serve(tiny, 8 << 20, codec=codec)
-    tight = serve(tiny, ARENA_BYTES, codec=codec, tiers=["ram:8MiB"])
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Two layers of random Mistral over bytes that see 40 tokens."""
+    folder = tmp_path_factory.mktemp("tiny-mistral")
+    torch.manual_seed(2)
+    config = MistralConfig(
+        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=40,
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=256, pad_token_id=None,
+        initializer_range=0.2,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(byte_tokenizer_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    return Loaded.of(folder)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("model", ["tiny", "windowed"])
+def test_what_the_arena_lost_comes_back_from_ram(
+    request: pytest.FixtureRequest, serve: Serve, model: str, codec: str
+) -> None:
+    loaded = request.getfixturevalue(model)
+    arena_bytes = ARENA_BYTES // (1 if codec == "fp32" else 2)
+    roomy = serve(loaded, 8 << 20, codec=codec)
+    tight = serve(loaded, arena_bytes, codec=codec, tiers=["ram:8MiB"])
     assert turns(tight, 3) == turns(roomy, 3)
-    stats, roomy_stats = tight.engine.stats(), roomy.engine.stats()
+    stats = tight.engine.stats()
     assert stats.evicted_blocks > 0
-    assert stats.cached_tokens == roomy_stats.cached_tokens
+    assert stats.tiers["ram"].loaded_blocks > 0
+    assert stats.cached_tokens == roomy.engine.stats().cached_tokens
