@@ -144,6 +144,11 @@ class CacheManager:
         self._version += 1
         self._lifts.drop(lift)
 
+    @property
+    def weighs_loads(self) -> bool:
+        """Whether `observe` is of use."""
+        return self._mover is not None
+
     def observe(self, n_tokens: int, step_s: float) -> None:
         """A step took so long: what loads are compared with."""
         if self._mover is not None:

@@ -36,7 +36,7 @@ from holdover.engine.api import (
 )
 from holdover.engine.runner import Runner
 from holdover.engine.sampler import sample
-from holdover.engine.scheduler import Batch, Scheduler
+from holdover.engine.scheduler import Batch, Scheduler, batch_of
 from holdover.engine.sequence import Sequence, State
 from holdover.errors import RequestError
 from holdover.kernels.base import KernelBackend
@@ -45,6 +45,7 @@ from holdover.spec.limits import Limits
 from holdover.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+MEASURED_TOKENS = 128
 _log = logging.getLogger(__name__)
 
 
@@ -179,6 +180,8 @@ class Engine:
 
     def _main(self) -> None:
         try:
+            if self._manager.weighs_loads:
+                self._measure_prefill()
             busy = False
             while not self._stopped:
                 with self._changed:
@@ -196,6 +199,20 @@ class Engine:
         except BaseException:
             _log.critical("the engine stops: it could not recover from an error", exc_info=True)
             self._abandon()
+
+    def _measure_prefill(self) -> None:
+        """What loads from tiers are compared with, before the first of them; nothing is kept."""
+        n_tokens = min(MEASURED_TOKENS, self.limits.step_tokens, self.limits.max_context_tokens - 1)
+        sequence = Sequence.of(0, (0,) * n_tokens, SamplingParams(), max_tokens=1)
+        match = self._manager.match(sequence.tokens)
+        sequence.cache = self._manager.admit(sequence.tokens, match, n_tokens)
+        assert sequence.cache is not None, "the arena does not hold one sequence"
+        batch = batch_of([(sequence, n_tokens)])
+        self._runner.run(batch)  # the first pays for what is made once
+        began_s = time.perf_counter()
+        self._runner.run(batch)
+        self._manager.observe(n_tokens, time.perf_counter() - began_s)
+        self._manager.release(sequence.cache)
 
     def _guarded_step(self) -> bool:
         """Whether anything was computed: if not, all wait for tiers."""

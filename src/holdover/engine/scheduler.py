@@ -103,7 +103,7 @@ class Scheduler:
         if self.parked_total == n_parked:
             self._let_in(work)
         assert work or self.loading or not self.has_work, "there is work and no step to do it in"
-        return _batch(work) if work else None
+        return batch_of(work) if work else None
 
     def commit(self, batch: Batch) -> None:
         """The rows of the batch are written; those of sequences finished since are left out."""
@@ -226,7 +226,8 @@ class Scheduler:
         return n_step
 
 
-def _batch(work: Iterable[tuple[Sequence, int]]) -> Batch:
+def batch_of(work: Iterable[tuple[Sequence, int]]) -> Batch:
+    """A step that computes so many tokens of each sequence."""
     token_ids: list[int] = []
     positions: list[int] = []
     query_start = [0]
