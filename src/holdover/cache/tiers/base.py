@@ -1,4 +1,4 @@
-"""What a tier is: a slower home of blocks, asked and polled by the engine's thread, never waited for.
+"""What a tier is: a slower home of blocks, asked and polled by the engine, never waited for.
 
     engine's thread   holds, runs, store, load, poll, delete      memory only, no file is touched
     tier's threads    reads, writes, checksums, eviction
@@ -40,6 +40,7 @@ class TierSpec:
     cap_bytes: int
     path: str | None = None
     codec: str | None = None  # of a tier that stores its blocks in another form
+    key_path: str | None = None  # of a tier that encrypts what it stores
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,312 @@
+"""Threads that read blocks: from the queue of loads into a fixed pool of buffers, verified.
+
+    submit -> queue -> thread: one read for blocks that lie side by side -> verify -> ended -> poll
+
+A load that fails for any reason ends with that reason, and its record is out of the index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdover.cache.tiers._disk.buffers import Buffers
+from holdover.cache.tiers._disk.directory import Directory
+from holdover.cache.tiers._disk.files import Files
+from holdover.cache.tiers._disk.index import Index
+from holdover.cache.tiers._disk.segment import Segment
+from holdover.cache.tiers.base import Record, Take
+
+_log = logging.getLogger(__name__)
+_OPEN_FILES = 16  # a thread
+_AT_ONCE_BYTES = 4 << 20  # of one read
+_AHEAD_BYTES = 8 << 20  # that the disk is told of before their turn comes
+_RATE_MEMORY_S = 4.0  # of reading, after which what was measured counts half
+EVICTED = "evicted while it was asked for"
+DAMAGED = "damaged on the disk"
+
+Report = Callable[[Segment, int, bytes], None]
+"""Told of a slot whose block is damaged, and the entry's checksum of its block."""
+
+
+@dataclass(slots=True)
+class _Load:
+    ticket: int
+    record: Record
+    segment: Segment
+    slot: int
+    advised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    ticket: int
+    buffer: memoryview | None
+    n_bytes: int
+    reason: str
+
+
+class _OpenFiles:
+    """One thread's, so that none is closed while it is read."""
+
+    def __init__(self, directory: Directory, files: Files) -> None:
+        self._directory = directory
+        self._files = files
+        self._fds: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, name: str) -> int:
+        fd = self._fds.pop(name, None)
+        if fd is None:
+            fd = self._files.open(self._directory.file(name), os.O_RDONLY)
+        self._fds[name] = fd
+        if len(self._fds) > _OPEN_FILES:
+            self._files.close(self._fds.popitem(last=False)[1])
+        return fd
+
+    def close(self, name: str | None = None) -> None:
+        """One, or all."""
+        for known in list(self._fds) if name is None else [name]:
+            fd = self._fds.pop(known, None)
+            if fd is not None:
+                self._files.close(fd)
+
+
+class _Rate:
+    """Bytes per second of the time in which anything is read."""
+
+    def __init__(self) -> None:
+        self._n_reading = 0
+        self._since_s = 0.0
+        self._bytes = 0.0
+        self._seconds = 0.0
+
+    def begin(self, now_s: float) -> None:
+        self._count_time(now_s)
+        self._n_reading += 1
+
+    def end(self, now_s: float, n_bytes: int) -> None:
+        self._count_time(now_s)
+        self._n_reading -= 1
+        self._bytes += n_bytes
+        if self._seconds > _RATE_MEMORY_S:
+            self._bytes, self._seconds = self._bytes / 2, self._seconds / 2
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._bytes / self._seconds if self._seconds > 0 else 0.0
+
+    def _count_time(self, now_s: float) -> None:
+        if self._n_reading:
+            self._seconds += max(0.0, now_s - self._since_s)
+        self._since_s = now_s
+
+
+class Reader:
+    def __init__(
+        self,
+        directory: Directory,
+        files: Files,
+        index: Index,
+        buffers: Buffers,
+        report: Report,
+        n_threads: int,
+        deadline_s: float,
+    ) -> None:
+        self._directory = directory
+        self._files = files
+        self._index = index
+        self._buffers = buffers
+        self._report = report
+        self._deadline_s = deadline_s
+        self._tickets = itertools.count()
+        self._changed = threading.Condition()
+        self._queue: deque[_Load] = deque()
+        self._ended: deque[_Ended] = deque()
+        self._since_s: list[float | None] = [None] * n_threads  # that each has been reading
+        self._closing = False
+        self._causes: set[str] = set()
+        self._rate = _Rate()
+        self.loaded = 0
+        self.failed = 0
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), name=f"disk-reader-{i}", daemon=True)
+            for i in range(n_threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    # ---- the engine's thread ------------------------------------------------------------------
+
+    def submit(self, record: Record, segment: Segment, slot: int) -> int | None:
+        """None while a read hangs: whatever is asked for would only wait behind it."""
+        if self._closing or self.hangs_s > self._deadline_s:
+            return None
+        segment.touched = True
+        load = _Load(next(self._tickets), record, segment, slot)
+        with self._changed:
+            self._queue.append(load)
+            self._changed.notify()
+        return load.ticket
+
+    def poll(self, take: Take) -> None:
+        while self._ended:
+            ended = self._ended.popleft()
+            if ended.buffer is None:
+                take(ended.ticket, None, ended.reason)
+                continue
+            try:
+                take(ended.ticket, ended.buffer[: ended.n_bytes], "")
+            finally:
+                with self._changed:
+                    self._buffers.give(ended.buffer)
+                    self._changed.notify()
+
+    @property
+    def hangs_s(self) -> float:
+        """How long the oldest read has been under way."""
+        now_s = time.monotonic()
+        return max((now_s - since_s for since_s in self._since_s if since_s is not None), default=0)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._queue) or any(since_s is not None for since_s in self._since_s)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._rate.bytes_per_s
+
+    def close(self, deadline_s: float) -> None:
+        """What is queued is not read any more."""
+        with self._changed:
+            self._closing = True
+            self._queue.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    # ---- the readers' threads -----------------------------------------------------------------
+
+    def _run(self, number: int) -> None:
+        opened = _OpenFiles(self._directory, self._files)
+        while True:
+            with self._changed:
+                while not self._closing and not (self._queue and len(self._buffers)):
+                    self._changed.wait()
+                if self._closing:
+                    break
+                loads, buffers = self._next()
+                ahead = self._ahead()
+                self._since_s[number] = time.monotonic()
+                self._rate.begin(time.monotonic())
+            n_bytes = self._read(opened, loads, buffers, ahead)
+            with self._changed:
+                self._since_s[number] = None
+                self._rate.end(time.monotonic(), n_bytes)
+        opened.close()
+
+    def _next(self) -> tuple[list[_Load], list[memoryview]]:
+        """The first of the queue and those that lie right behind it, and a buffer for each."""
+        first = self._queue.popleft()
+        loads, buffers = [first], [self._take_buffer()]
+        most = _AT_ONCE_BYTES // first.segment.form.shape.slot_bytes
+        while len(loads) < most and self._queue and len(self._buffers):
+            load = self._queue[0]
+            if load.segment is not first.segment or load.slot != loads[-1].slot + 1:
+                break
+            loads.append(self._queue.popleft())
+            buffers.append(self._take_buffer())
+        return loads, buffers
+
+    def _take_buffer(self) -> memoryview:
+        buffer = self._buffers.take()
+        assert buffer is not None, "only taken under the lock, after a look"
+        return buffer
+
+    def _ahead(self) -> list[_Load]:
+        """The next of the queue that the disk was not told of."""
+        found, n_bytes = [], 0
+        for load in self._queue:
+            n_bytes += load.segment.form.shape.slot_bytes
+            if n_bytes > _AHEAD_BYTES:
+                break
+            if not load.advised:
+                load.advised = True
+                found.append(load)
+        return found
+
+    def _read(
+        self,
+        opened: _OpenFiles,
+        loads: list[_Load],
+        buffers: list[memoryview],
+        ahead: list[_Load],
+    ) -> int:
+        """Bytes read."""
+        first = loads[0]
+        form = first.segment.form
+        slot_bytes = form.shape.slot_bytes
+        try:
+            fd = opened.get(first.segment.name)
+            self._advise(opened, ahead)
+            offset = form.shape.slot_offset(first.slot, form.n_slots)
+            n_bytes = self._files.read(fd, [buffer[:slot_bytes] for buffer in buffers], offset)
+        except OSError as error:
+            opened.close(first.segment.name)
+            gone = isinstance(error, FileNotFoundError)
+            reason = EVICTED if gone else f"the disk fails: {error.strerror or error}"
+            for load, buffer in zip(loads, buffers, strict=True):
+                self._fail(load, buffer, reason)
+            return 0
+        for i, (load, buffer) in enumerate(zip(loads, buffers, strict=True)):
+            if n_bytes < (i + 1) * slot_bytes:
+                opened.close(first.segment.name)
+                self._fail(load, buffer, EVICTED)
+            else:
+                self._verify(load, buffer)
+        return n_bytes
+
+    def _advise(self, opened: _OpenFiles, ahead: list[_Load]) -> None:
+        for load in ahead:
+            form = load.segment.form
+            with contextlib.suppress(OSError):  # its own read will say so
+                offset = form.shape.slot_offset(load.slot, form.n_slots)
+                self._files.will_need(
+                    opened.get(load.segment.name), offset, form.shape.payload_bytes
+                )
+
+    def _verify(self, load: _Load, buffer: memoryview) -> None:
+        form = load.segment.form
+        entry = load.segment.entry(load.slot)
+        if form.record(entry) != load.record:
+            self._fail(load, buffer, EVICTED)  # the slot was given to another
+        elif form.open(buffer[: form.shape.payload_bytes], load.record, load.slot, entry):
+            self.loaded += 1
+            self._ended.append(_Ended(load.ticket, buffer, form.shape.record_bytes, ""))
+        else:
+            self._report(load.segment, load.slot, entry["digest"].tobytes())
+            self._fail(load, buffer, DAMAGED)
+
+    def _fail(self, load: _Load, buffer: memoryview, reason: str) -> None:
+        if load.segment.record(load.slot) == load.record:
+            self._index.drop([(load.segment, load.slot)])
+        with self._changed:
+            self.failed += 1
+            is_new = reason not in self._causes
+            self._causes.add(reason)
+            self._buffers.give(buffer)
+            self._changed.notify()
+        if is_new and reason != EVICTED:
+            _log.warning(
+                "a block in %s was not loaded: %s; it is computed again (said once)",
+                self._directory.file(load.segment.name), reason,
+            )  # fmt: skip
+        self._ended.append(_Ended(load.ticket, None, 0, reason))
