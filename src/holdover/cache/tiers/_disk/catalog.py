@@ -6,9 +6,12 @@ only; a segment that cannot be read is as if it were not there.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
+
+import numpy as np
 
 from holdover.cache.tiers._disk.directory import Directory, held_bytes, is_segment_of
 from holdover.cache.tiers._disk.files import Files, FileState
@@ -28,6 +31,7 @@ class Catalog:
         self._shapes = shapes
         self._index = index
         self._files = files
+        self._numbers = itertools.count()
         self._refused: dict[str, tuple[int, int]] = {}  # damaged: not read again until it changes
         self.segments: dict[str, Segment] = {}
         self.held_bytes = 0
@@ -50,35 +54,35 @@ class Catalog:
             known = self.segments.get(name)
             if known is None or known.mtime_ns != state.mtime_ns:
                 fresh += self._read(name, state, shape)
-        places = [(segment, slot) for segment, slots in fresh for slot in slots]
-        if len(fresh) > 1:
-            places.sort(key=lambda place: place[0].stored_ns(place[1]))
-        self._index.add(places)
+        if fresh:
+            items = [item for segment, slots in fresh for item in segment.named(slots)]
+            stored_ns = np.concatenate([segment.stored_ns(slots) for segment, slots in fresh])
+            self._index.add(items[i] for i in np.argsort(stored_ns, kind="stable").tolist())
 
     def adopt(self, name: str, form: SegmentFormat, inode: int) -> Segment:
-        """A segment that was just made."""
-        segment = self.segments[name] = Segment(name, inode, form)
-        self.held_bytes += segment.size
+        """A segment of which no entry was read yet."""
+        segment = self.segments[name] = Segment(next(self._numbers), name, inode, form)
+        self._index.open(segment)
         return segment
 
     def reread(self, segment: Segment, fd: int) -> None:
         """Take over the entries as they are now. Raises OSError."""
-        self._index.add([(segment, slot) for slot in self._update(segment, fd)])
+        self._index.add(segment.named(self._update(segment, fd)))
 
     def put(self, segment: Segment, slot: int, entry: bytes) -> None:
         """An entry that was just written."""
-        self._index.add([(segment, slot) for slot in self._take(segment, bytearray(entry), [slot])])
+        self._index.add(segment.named(self._take(segment, bytearray(entry), [slot])))
 
     def forget(self, segment: Segment, slot: int) -> None:
         """A record that was just erased."""
-        self._index.drop([(segment, slot)])
+        self._index.drop(segment.named([slot]))
         segment.clear(slot)
 
     def drop(self, segment: Segment) -> None:
         """A segment that is no more."""
         self.segments.pop(segment.name, None)
-        places = [(segment, slot) for slot in segment.slots()]
-        self.evicted_blocks += self._index.drop(places)
+        self.evicted_blocks += self._index.drop(segment.named(segment.slots()))
+        self._index.close(segment)
 
     def places(self, record: Record) -> list[tuple[Segment, int]]:
         """Wherever this very record lies."""
@@ -111,12 +115,10 @@ class Catalog:
         header = bytearray(PAGE_BYTES)
         self._files.read(fd, [memoryview(header)], 0)
         now = self._files.state(fd)  # another file may have taken the name
-        form = SegmentFormat.read(bytes(header), now.size, shape)
-        segment = self.segments[name] = Segment(name, now.inode, form)
-        return segment
+        return self.adopt(name, SegmentFormat.read(bytes(header), now.size, shape), now.inode)
 
     def _update(self, segment: Segment, fd: int) -> list[int]:
-        """Slots of records that are new, the oldest first."""
+        """Slots of records that are new."""
         form = segment.form
         raw = bytearray(form.n_slots * form.shape.entry.itemsize)
         if self._files.read(fd, [memoryview(raw)], PAGE_BYTES) != len(raw):
@@ -128,7 +130,7 @@ class Catalog:
         """Let the entries of `slots`, in `raw`, be known; of one slot, `raw` is its entry alone."""
         first_slot = slots[0] if len(raw) == segment.form.shape.entry.itemsize else 0
         records = segment.form.verify(raw, slots, first_slot)
-        self._index.drop([(segment, slot) for slot in segment.are_records(slots)])
+        self._index.drop(segment.named(segment.are_records(slots)))
         entries = segment.form.as_entries(raw)[[slot - first_slot for slot in slots]]
         segment.become(slots, entries, records)
-        return segment.by_age(records)
+        return records

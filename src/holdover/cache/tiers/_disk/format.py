@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,6 @@ _HEADER = struct.Struct(f"<8sII{FINGERPRINT_BYTES}s{SALT_BYTES}sQQIIQ")
 
 HELD = 0x5AC3D1E7  # no single byte away from a free slot's 0 or from DOOMED
 DOOMED = 0xA53C2E18  # being erased: to be finished by whoever finds it
-_HELD = HELD.to_bytes(4, "little")
 
 Entries = NDArray[Any]
 """One structured element a slot; of a sealed file, already decrypted."""
@@ -117,6 +116,7 @@ class SegmentFormat:
         self.shape = shape
         self.n_slots = n_slots
         self._digest = digest
+        self._seed = int.from_bytes(digest[:8], "little")
         self._cipher: Cipher | None = None if shape.key is None else AesGcm(shape.key, salt)
         self._entry = shape.entry
         names = self._entry.fields
@@ -163,24 +163,21 @@ class SegmentFormat:
         """As they lie in the file, nothing verified: the same memory."""
         return np.frombuffer(raw, self._entry)
 
-    def verify(self, raw: bytearray, slots: Iterable[int], first_slot: int = 0) -> list[int]:
+    def verify(self, raw: bytearray, slots: Sequence[int], first_slot: int = 0) -> list[int]:
         """Those of `slots` that hold records; `raw`, entries from `first_slot` on, is decrypted in
         place."""
-        size = self._entry.itemsize
-        view = memoryview(raw)
-        n_tokens = self.as_entries(raw)["n_tokens"]
+        size, view, entries = self._entry.itemsize, memoryview(raw), self.as_entries(raw)
+        is_held = (entries["state"] == HELD).tolist()
         found = []
         for slot in slots:
             at = slot - first_slot
-            if self._open_entry(view[at * size : (at + 1) * size], slot) and (
-                0 < n_tokens[at] <= self.shape.block_tokens
-            ):
+            if is_held[at] and self._open_entry(view[at * size : (at + 1) * size], slot):
                 found.append(slot)
-        return found
+        n_tokens = entries["n_tokens"].tolist()
+        most = self.shape.block_tokens
+        return [slot for slot in found if 0 < n_tokens[slot - first_slot] <= most]
 
     def _open_entry(self, entry: memoryview, slot: int) -> bool:
-        if entry[: len(_HELD)] != _HELD:
-            return False
         if self._entry_digest(entry, slot) != entry[-_DIGEST_BYTES:]:
             return False
         if self._cipher is None:
@@ -246,7 +243,7 @@ class SegmentFormat:
         return self._digest + slot.to_bytes(8, "little") + fields
 
     def _entry_digest(self, entry: memoryview, slot: int) -> bytes:
-        return _hash(self._digest + slot.to_bytes(8, "little") + entry[:-_DIGEST_BYTES])
+        return xxhash.xxh3_128_digest(entry[:-_DIGEST_BYTES], self._seed ^ slot)
 
 
 def _named(record: Record) -> bytes:

@@ -297,7 +297,7 @@ class Reader:
 
     def _fail(self, load: _Load, buffer: memoryview, reason: str) -> None:
         if load.segment.record(load.slot) == load.record:
-            self._index.drop([(load.segment, load.slot)])
+            self._index.drop(load.segment.named([load.slot]))
         with self._changed:
             self.failed += 1
             is_new = reason not in self._causes

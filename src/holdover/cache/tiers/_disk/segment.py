@@ -6,17 +6,24 @@ match that copy: a slot that is reused meanwhile is a miss.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdover.cache.tiers._disk.format import DOOMED, Entries, SegmentFormat
-from holdover.cache.tiers.base import Record
+from holdover.cache.tiers.base import KEY_BYTES, Record
+
+MAX_SLOTS = 1 << 32
+Item = tuple[int, bytes, bytes]
+"""Of a record: segment's number * MAX_SLOTS + slot, key, parent."""
 
 
 class Segment:
-    def __init__(self, name: str, inode: int, form: SegmentFormat) -> None:
+    def __init__(self, number: int, name: str, inode: int, form: SegmentFormat) -> None:
+        assert form.n_slots < MAX_SLOTS
+        self.number = number
         self.name = name
         self.inode = inode
         self.form = form
@@ -31,13 +38,18 @@ class Segment:
         """Records, those that turned out damaged included."""
         return int(np.count_nonzero(self._is_record))
 
-    def key(self, slot: int) -> bytes:
-        key: bytes = self._entries["key"][slot].tobytes()
-        return key
+    def named(self, slots: Sequence[int]) -> list[Item]:
+        """The index's items of records."""
+        entries = self._entries[slots]
+        keys, parents = entries["key"].tobytes(), entries["parent"].tobytes()
+        first = self.number * MAX_SLOTS
+        return [
+            (first + slot, keys[at : at + KEY_BYTES], parents[at : at + KEY_BYTES])
+            for slot, at in zip(slots, range(0, len(keys), KEY_BYTES), strict=True)
+        ]
 
-    def parent(self, slot: int) -> bytes:
-        parent: bytes = self._entries["parent"][slot].tobytes()
-        return parent
+    def stored_ns(self, slots: Sequence[int]) -> NDArray[np.uint64]:
+        return np.asarray(self._entries["stored_ns"][slots])
 
     def entry(self, slot: int) -> Any:
         """A copy, of one state of the slot."""
@@ -49,9 +61,6 @@ class Segment:
     def slots(self) -> list[int]:
         """Of records."""
         return np.flatnonzero(self._is_record).tolist()
-
-    def stored_ns(self, slot: int) -> int:
-        return int(self._entries["stored_ns"][slot])
 
     def free_slots(self) -> list[int]:
         """Free ones, and those whose entry is damaged."""
@@ -74,9 +83,6 @@ class Segment:
         self._is_record[slots] = False
         self._entries[slots] = entries
         self._is_record[records] = True
-
-    def by_age(self, slots: list[int]) -> list[int]:
-        return sorted(slots, key=self.stored_ns)
 
     def clear(self, slot: int) -> None:
         self._is_record[slot] = False

@@ -257,10 +257,10 @@ class Writer:
                 self._changed.wait_for(lambda: self._closing, wait_s)
 
     def _active_of(self, group: int) -> _Active:
-        active = self._active.get(group)
-        if active is None:
-            active = self._active[group] = self._take_over(group) or self._make(group)
-        return active
+        if group not in self._active:
+            self._active[group] = self._take_over(group) or self._make(group)
+            self._refresh()  # what was evicted for it
+        return self._active[group]
 
     def _take_over(self, group: int) -> _Active | None:
         """A segment with free slots to which nobody appends, the latest used first."""
@@ -282,7 +282,6 @@ class Writer:
         self._mark_used()  # or what was just used might be evicted
         insist = self.trouble is None
         made = self._directory.make(self._shapes[group], self._n_slots[group], insist)
-        self._catalog.refresh()
         segment = self._catalog.adopt(made.name, made.form, made.inode)
         return _Active(segment, made.fd, deque(range(made.form.n_slots)))
 
@@ -351,7 +350,8 @@ class Writer:
         self._catalog.refresh()
         for group, active in list(self._active.items()):
             if active.segment.name not in self._catalog.segments:
-                self._let_go(group)  # somebody removed it
+                self._let_go(group)
+                raise FileNotFoundError(f"{active.segment.name} was removed")
 
     def _mark_used(self) -> None:
         for segment in list(self._catalog.segments.values()):
