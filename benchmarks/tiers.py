@@ -129,7 +129,6 @@ def read_plain(folder: str, tier: Disk, records: list[Record], arena: np.ndarray
 
 
 def read_tier(folder: str, tier: Disk, records: list[Record], arena: np.ndarray) -> int:
-    into = memoryview(arena)
     block_bytes = len(arena) // len(records)
     places: dict[int, int] = {}
     n_ended = 0
@@ -138,7 +137,7 @@ def read_tier(folder: str, tier: Disk, records: list[Record], arena: np.ndarray)
         nonlocal n_ended
         assert block is not None, reason
         at = places[ticket] * block_bytes
-        into[at : at + block_bytes] = block
+        arena[at : at + block_bytes] = np.frombuffer(block, np.uint8)
         n_ended += 1
 
     for i, record in enumerate(records):

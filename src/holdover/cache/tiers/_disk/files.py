@@ -121,9 +121,6 @@ class Files:
             return False
         return True
 
-    def will_need(self, fd: int, offset: int, n_bytes: int) -> None:
-        os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)
-
 
 def _state(found: os.stat_result) -> FileState:
     return FileState(found.st_size, found.st_mtime_ns, found.st_ino)

@@ -2,12 +2,14 @@
 
     submit -> queue -> thread: one read for blocks that lie side by side -> verify -> ended -> poll
 
+Of one file one thread reads at a time: the system reads ahead of a sequential reader, and two that
+take turns are half as fast as one. (Telling it what will be needed costs as much as reading.)
+
 A load that fails for any reason ends with that reason, and its record is out of the index.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -16,6 +18,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from holdover.cache.tiers._disk.buffers import Buffers
 from holdover.cache.tiers._disk.directory import Directory
@@ -26,8 +29,8 @@ from holdover.cache.tiers.base import Record, Take
 
 _log = logging.getLogger(__name__)
 _OPEN_FILES = 16  # a thread
-_AT_ONCE_BYTES = 4 << 20  # of one read
-_AHEAD_BYTES = 8 << 20  # that the disk is told of before their turn comes
+_AT_ONCE_BYTES = 2 << 20  # of one read
+_LOOKED_AT = 64  # loads, for one that another thread's reading does not stand in the way of
 _RATE_MEMORY_S = 4.0  # of reading, after which what was measured counts half
 EVICTED = "evicted while it was asked for"
 DAMAGED = "damaged on the disk"
@@ -36,13 +39,12 @@ Report = Callable[[Segment, int, bytes], None]
 """Told of a slot whose block is damaged, and the entry's checksum of its block."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Load:
     ticket: int
     record: Record
     segment: Segment
     slot: int
-    advised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class Reader:
         self._queue: deque[_Load] = deque()
         self._ended: deque[_Ended] = deque()
         self._since_s: list[float | None] = [None] * n_threads  # that each has been reading
+        self._reading: set[Segment] = set()
         self._closing = False
         self._causes: set[str] = set()
         self._rate = _Rate()
@@ -199,56 +202,56 @@ class Reader:
         opened = _OpenFiles(self._directory, self._files)
         while True:
             with self._changed:
-                while not self._closing and not (self._queue and len(self._buffers)):
+                while not self._closing and (at := self._turn()) is None:
                     self._changed.wait()
-                if self._closing:
+                if self._closing or at is None:
                     break
-                loads, buffers = self._next()
-                ahead = self._ahead()
+                loads, buffers = self._take(at)
+                self._reading.add(loads[0].segment)
                 self._since_s[number] = time.monotonic()
                 self._rate.begin(time.monotonic())
-            n_bytes = self._read(opened, loads, buffers, ahead)
+            n_bytes = self._read(opened, loads, buffers)
             with self._changed:
+                self._reading.discard(loads[0].segment)
                 self._since_s[number] = None
                 self._rate.end(time.monotonic(), n_bytes)
+                self._changed.notify()
         opened.close()
 
-    def _next(self) -> tuple[list[_Load], list[memoryview]]:
-        """The first of the queue and those that lie right behind it, and a buffer for each."""
-        first = self._queue.popleft()
-        loads, buffers = [first], [self._take_buffer()]
-        most = _AT_ONCE_BYTES // first.segment.form.shape.slot_bytes
-        while len(loads) < most and self._queue and len(self._buffers):
-            load = self._queue[0]
+    def _turn(self) -> int | None:
+        """Where in the queue the next load is that can be read now."""
+        if not len(self._buffers):
+            return None
+        for at, load in enumerate(islice(self._queue, _LOOKED_AT)):
+            if load.segment not in self._reading:
+                return at
+        return None
+
+    def _take(self, at: int) -> tuple[list[_Load], list[memoryview]]:
+        """A load of the queue, those behind it that lie side by side, and a buffer for each."""
+        first = self._queue[at]
+        loads = [first]
+        most = min(_AT_ONCE_BYTES // first.segment.form.shape.slot_bytes, len(self._buffers))
+        for load in islice(self._queue, at + 1, at + most):
             if load.segment is not first.segment or load.slot != loads[-1].slot + 1:
                 break
-            loads.append(self._queue.popleft())
-            buffers.append(self._take_buffer())
-        return loads, buffers
+            loads.append(load)
+        self._queue.rotate(-at)
+        for _ in loads:
+            self._queue.popleft()
+        self._queue.rotate(at)
+        return loads, [self._take_buffer() for _ in loads]
 
     def _take_buffer(self) -> memoryview:
         buffer = self._buffers.take()
         assert buffer is not None, "only taken under the lock, after a look"
         return buffer
 
-    def _ahead(self) -> list[_Load]:
-        """The next of the queue that the disk was not told of."""
-        found, n_bytes = [], 0
-        for load in self._queue:
-            n_bytes += load.segment.form.shape.slot_bytes
-            if n_bytes > _AHEAD_BYTES:
-                break
-            if not load.advised:
-                load.advised = True
-                found.append(load)
-        return found
-
     def _read(
         self,
         opened: _OpenFiles,
         loads: list[_Load],
         buffers: list[memoryview],
-        ahead: list[_Load],
     ) -> int:
         """Bytes read."""
         first = loads[0]
@@ -256,7 +259,6 @@ class Reader:
         slot_bytes = form.shape.slot_bytes
         try:
             fd = opened.get(first.segment.name)
-            self._advise(opened, ahead)
             offset = form.shape.slot_offset(first.slot, form.n_slots)
             n_bytes = self._files.read(fd, [buffer[:slot_bytes] for buffer in buffers], offset)
         except OSError as error:
@@ -273,15 +275,6 @@ class Reader:
             else:
                 self._verify(load, buffer)
         return n_bytes
-
-    def _advise(self, opened: _OpenFiles, ahead: list[_Load]) -> None:
-        for load in ahead:
-            form = load.segment.form
-            with contextlib.suppress(OSError):  # its own read will say so
-                offset = form.shape.slot_offset(load.slot, form.n_slots)
-                self._files.will_need(
-                    opened.get(load.segment.name), offset, form.shape.payload_bytes
-                )
 
     def _verify(self, load: _Load, buffer: memoryview) -> None:
         form = load.segment.form
