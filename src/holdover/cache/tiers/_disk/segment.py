@@ -34,10 +34,6 @@ class Segment:
         self._entries: Entries = np.zeros(form.n_slots, form.shape.entry)
         self._is_record: NDArray[np.bool_] = np.zeros(form.n_slots, bool)
 
-    def __len__(self) -> int:
-        """Records, those that turned out damaged included."""
-        return int(np.count_nonzero(self._is_record))
-
     def named(self, slots: Sequence[int]) -> list[Item]:
         """The index's items of records."""
         entries = self._entries[slots]
