@@ -158,10 +158,13 @@ class Disk:
 
     def stats(self) -> TierStats:
         reader, writer = self._reader, self._writer
+        half_gone = [
+            name for name in list(writer.erasing) if self._index.get(name[1], name[0]) is None
+        ]
         return TierStats(
             held_bytes=self._catalog.held_bytes,
             cap_bytes=self._cap_bytes,
-            blocks=len(self._index),
+            blocks=len(self._index) + len(half_gone),
             stored_blocks=writer.stored,
             loaded_blocks=reader.loaded,
             failed_loads=reader.failed,

@@ -85,8 +85,7 @@ class Directory:
 
     def listing(self) -> dict[str, FileState]:
         """Our files, those in the making included. Raises OSError."""
-        if self._device not in (None, self._files.device(self.path)):
-            raise OSError(f"another disk stands at {self.path} than at the start")
+        self._check_device()
         found = self._files.listing(self.path)
         return {name: state for name, state in found.items() if _is_ours(name)}
 
@@ -94,6 +93,7 @@ class Directory:
     def locked(self, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:
         """Alone among all servers of this directory. Raises OSError."""
         deadline_s = time.monotonic() + wait_s
+        self._check_device()
         while True:
             fd = self._files.open_mode(self.file(_LOCK), os.O_RDWR | os.O_CREAT)
             try:
@@ -144,6 +144,10 @@ class Directory:
         finally:
             self._files.close(fd)
         return True
+
+    def _check_device(self) -> None:
+        if self._device not in (None, self._files.device(self.path)):
+            raise OSError(f"another disk stands at {self.path} than at the start")
 
     def _create(self, shape: Format, n_slots: int) -> Made:
         form, header = SegmentFormat.new(shape, n_slots, os.urandom(SALT_BYTES))

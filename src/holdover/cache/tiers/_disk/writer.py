@@ -111,6 +111,7 @@ class Writer:
         self._active: dict[int, _Active] = {}
         self._doomed: set[tuple[Segment, int]] = set()
         self._undone: list[_Erase] = []
+        self._begun: set[tuple[Segment, int]] = set()  # erasures that failed on the way
         self._unsynced: set[str] = set()
         self._refreshed_s = time.monotonic()
         self._closing = False
@@ -295,7 +296,7 @@ class Writer:
     def _erase_everywhere(self, job: _Erase) -> None:
         if self._refreshed_s < job.asked_s:
             self._refresh()  # others may have stored it too
-        for segment, slot in self._catalog.places(job.record):
+        for segment, slot in [*self._catalog.places(job.record), *self._begun]:
             self._erase(segment, slot)
 
     def _scrub(self, job: _Scrub) -> None:
@@ -307,9 +308,11 @@ class Writer:
         try:
             fd = self._files.open(self._directory.file(segment.name))
         except FileNotFoundError:
+            self._begun.discard((segment, slot))
             return  # evicted: its bytes are gone with it
         try:
             if self._files.state(fd).inode != segment.inode:
+                self._begun.discard((segment, slot))
                 return
             offset = form.shape.entry_offset(slot)
             entry = bytearray(form.shape.entry.itemsize)
@@ -317,10 +320,12 @@ class Writer:
             digest = form.as_entries(entry)["digest"][0].tobytes()
             if n_bytes < len(entry) or only not in (None, digest):
                 return
+            self._begun.add((segment, slot))
             self._files.write(fd, form.doomed(), offset)
             slot_offset = form.shape.slot_offset(slot, form.n_slots)
             self._files.erase(fd, slot_offset, form.shape.slot_bytes)
             self._files.erase(fd, offset, len(entry))
+            self._begun.discard((segment, slot))
             self._unsynced.add(segment.name)
         finally:
             self._files.close(fd)
