@@ -121,11 +121,13 @@ class Disk:
         self._writer.start()
 
     def holds(self, key: bytes, group: int) -> bool:
-        return self._index.get(key, group) is not None and not self._is_erased(key, group)
+        # In this order, here and below: an erasure that ends in between must not bring it back.
+        return not self._is_erased(key, group) and self._index.get(key, group) is not None
 
     def runs(self, parent: bytes) -> Iterable[Record]:
+        erasing = set(self._writer.erasing)
         found = self._index.runs(parent)
-        return [record for record in found if not self._is_erased(record.key, record.group)]
+        return [record for record in found if (record.group, record.key) not in erasing]
 
     def store(self, record: Record, block: memoryview) -> bool:
         shape = self._shapes[record.group]
@@ -142,8 +144,10 @@ class Disk:
         return self._writer.store(record, block.cast("B"))
 
     def load(self, record: Record) -> int | None:
+        if self._is_erased(record.key, record.group):
+            return None
         place = self._index.get(record.key, record.group)
-        if place is None or self._is_erased(record.key, record.group):
+        if place is None:
             return None
         segment, slot = place
         if segment.record(slot) != record:
