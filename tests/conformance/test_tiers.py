@@ -212,7 +212,8 @@ def test_deleted_for_good(tier: Tier) -> None:
 def test_the_cap_is_never_passed_and_the_latest_stay(tier: Tier, spec: TierSpec) -> None:
     n, stop = 0, CAP_BYTES // LAYOUT.blocks[0].nbytes + 100
     while n < stop:
-        until(lambda: tier.store(record(n), memoryview(block(record(n)))))
+        one = record(n)
+        until(lambda one=one: tier.store(one, memoryview(block(one))))
         n += 1
         if n % 64 == 0:
             stats = tier.stats()

@@ -92,17 +92,33 @@ def test_a_segment_in_use_is_not_taken_over_nor_evicted(tmp_path: Path) -> None:
     assert len(segments(tmp_path)) == 2
     until(lambda: one.holds(record(2).key, 0) and two.holds(record(1).key, 0))
     assert all(outcome(one, [record(1), record(2)]))
+    # A server of another model that needs all the room there is evicts neither.
+    other = disk(tmp_path, cap_bytes=MIB, identity=b"another model")
+    before = segments(tmp_path)
+    for i in range(600):
+        until(lambda i=i: other.store(record(i), memoryview(block(record(i)))))
+    until(lambda: other.stats().evicted_blocks > 0)
+    assert set(before) <= set(segments(tmp_path))
+    store(one, [record(3)])
+    assert all(outcome(one, [record(i) for i in (1, 2, 3)]))
+    for tier in (one, two, other):
+        tier.close(5)
+
+
+def test_where_all_room_is_in_use_nothing_is_stored_and_it_is_said(tmp_path: Path) -> None:
+    one = disk(tmp_path, cap_bytes=MIB, identity=b"one")
+    store(one, [record(1, 0), record(1, 1)])
+    two = disk(tmp_path, cap_bytes=held_bytes(tmp_path) + 32, identity=b"two")
+    assert two.store(record(1), memoryview(block(record(1))))
+    until(lambda: "in use by servers" in (two.stats().trouble or ""))
+    assert all(outcome(one, [record(1, 0), record(1, 1)]))
     one.close(5)
     two.close(5)
-    # The file of `one` is the older: a third server may append to it, and then it stays.
-    third = disk(tmp_path, cap_bytes=MIB)
-    until(lambda: third.stats().trouble is None)
-    third.close(5)
 
 
 def test_the_least_recently_used_segment_goes_first(tmp_path: Path) -> None:
     size = 64 * 1024  # of a segment: a sixteenth of the cap
-    tier = disk(tmp_path, cap_bytes=16 * size)
+    tier = disk(tmp_path, cap_bytes=16 * size, settings={"refresh_s": 60.0})
     per_segment = 0
     stored = []
     while len(segments(tmp_path)) < 15:
@@ -186,6 +202,16 @@ def test_both_copies_of_a_record_are_deleted(tmp_path: Path) -> None:
     until(lambda: third.stats().blocks == 0)
     assert all(block(record(1)) not in path.read_bytes() for path in segments(tmp_path))
     third.close(5)
+
+
+def test_what_another_server_has_just_stored_is_deleted(tmp_path: Path) -> None:
+    one = disk(tmp_path)
+    two = disk(tmp_path, settings={"refresh_s": 60.0})
+    store(one, [record(1)])
+    two.delete(record(1))
+    two.close(5)
+    assert all(block(record(1)) not in path.read_bytes() for path in segments(tmp_path))
+    one.close(5)
 
 
 def test_a_delete_ends_stores_that_came_before_it(tmp_path: Path) -> None:

@@ -58,6 +58,20 @@ def test_the_same_block_twice_is_not_the_same_bytes(tmp_path: Path) -> None:
     assert not pages[0] & pages[1]
 
 
+def test_no_nonce_is_used_twice(tmp_path: Path) -> None:
+    tier = sealed(tmp_path, key_file(tmp_path, os.urandom(32)))
+    store(tier, RECORDS)
+    nonces = []
+    for one in RECORDS:
+        found = tier._index.get(one.key, one.group)
+        assert found is not None
+        entry = found[0].entry(found[1])
+        nonces += [entry["nonce"].tobytes(), entry["payload_nonce"].tobytes()]
+    assert len(set(nonces)) == 2 * len(RECORDS)
+    assert bytes(12) not in nonces
+    tier.close(5)
+
+
 def test_another_key_or_none_is_a_miss(tmp_path: Path) -> None:
     keys = [key_file(tmp_path, os.urandom(32), name) for name in ("one", "two")]
     tier = sealed(tmp_path, keys[0])
