@@ -204,6 +204,23 @@ def test_both_copies_of_a_record_are_deleted(tmp_path: Path) -> None:
     third.close(5)
 
 
+def test_where_one_copy_is_damaged_the_other_is_loaded(tmp_path: Path) -> None:
+    slow = {"refresh_s": 60.0}
+    one, two = disk(tmp_path, settings=slow), disk(tmp_path, settings=slow)
+    for tier in (one, two):
+        store(tier, [record(1)])
+        tier.close(5)
+    third = disk(tmp_path)
+    segment, slot = third._index.get(record(1).key, 0)
+    with open(tmp_path / segment.name, "r+b") as file:
+        file.seek(segment.form.shape.slot_offset(slot, segment.form.n_slots))
+        file.write(b"damage")
+    assert outcome(third, [record(1)]) == [False]
+    assert outcome(third, [record(1)]) == [True]
+    assert list(third.runs(ROOT)) == [record(1)]
+    third.close(5)
+
+
 def test_what_another_server_has_just_stored_is_deleted(tmp_path: Path) -> None:
     one = disk(tmp_path)
     two = disk(tmp_path, settings={"refresh_s": 60.0})
