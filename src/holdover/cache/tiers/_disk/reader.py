@@ -29,7 +29,8 @@ from holdover.cache.tiers.base import Record, Take
 
 _log = logging.getLogger(__name__)
 _OPEN_FILES = 16  # a thread
-_AT_ONCE_BYTES = 2 << 20  # of one read
+_AT_ONCE_BYTES = 1 << 20  # of one read
+_GIVEN_AT_ONCE = 4  # buffers, before a thread that waits for one is woken
 _LOOKED_AT = 64  # loads, for one that another thread's reading does not stand in the way of
 _RATE_MEMORY_S = 4.0  # of reading, after which what was measured counts half
 EVICTED = "evicted while it was asked for"
@@ -157,21 +158,32 @@ class Reader:
         load = _Load(next(self._tickets), record, segment, slot)
         with self._changed:
             self._queue.append(load)
-            self._changed.notify()
+            if segment not in self._reading:
+                self._changed.notify()
         return load.ticket
 
     def poll(self, take: Take) -> None:
-        while self._ended:
-            ended = self._ended.popleft()
-            if ended.buffer is None:
-                take(ended.ticket, None, ended.reason)
-                continue
-            try:
-                take(ended.ticket, ended.buffer[: ended.n_bytes], "")
-            finally:
-                with self._changed:
+        n_given = 0
+        try:
+            while self._ended:
+                ended = self._ended.popleft()
+                if ended.buffer is None:
+                    take(ended.ticket, None, ended.reason)
+                    continue
+                try:
+                    take(ended.ticket, ended.buffer[: ended.n_bytes], "")
+                finally:
                     self._buffers.give(ended.buffer)
-                    self._changed.notify()
+                    n_given += 1
+                if n_given % _GIVEN_AT_ONCE == 0:
+                    self._wake()
+        finally:
+            if n_given:
+                self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     @property
     def hangs_s(self) -> float:
@@ -200,8 +212,13 @@ class Reader:
 
     def _run(self, number: int) -> None:
         opened = _OpenFiles(self._directory, self._files)
+        loads: list[_Load] = []
+        n_bytes = 0
         while True:
             with self._changed:
+                if loads:
+                    self._since_s[number] = None
+                    self._rate.end(time.monotonic(), n_bytes)
                 while not self._closing and (at := self._turn()) is None:
                     self._changed.wait()
                 if self._closing or at is None:
@@ -210,12 +227,9 @@ class Reader:
                 self._reading.add(loads[0].segment)
                 self._since_s[number] = time.monotonic()
                 self._rate.begin(time.monotonic())
+                if self._turn() is not None:
+                    self._changed.notify()  # there is more, for another thread
             n_bytes = self._read(opened, loads, buffers)
-            with self._changed:
-                self._reading.discard(loads[0].segment)
-                self._since_s[number] = None
-                self._rate.end(time.monotonic(), n_bytes)
-                self._changed.notify()
         opened.close()
 
     def _turn(self) -> int | None:
@@ -261,7 +275,9 @@ class Reader:
             fd = opened.get(first.segment.name)
             offset = form.shape.slot_offset(first.slot, form.n_slots)
             n_bytes = self._files.read(fd, [buffer[:slot_bytes] for buffer in buffers], offset)
+            self._let_next(first.segment)
         except OSError as error:
+            self._let_next(first.segment)
             opened.close(first.segment.name)
             gone = isinstance(error, FileNotFoundError)
             reason = EVICTED if gone else f"the disk fails: {error.strerror or error}"
@@ -275,6 +291,13 @@ class Reader:
             else:
                 self._verify(load, buffer)
         return n_bytes
+
+    def _let_next(self, segment: Segment) -> None:
+        """Another thread may read this file while this one verifies."""
+        with self._changed:
+            self._reading.discard(segment)
+            if self._turn() is not None:
+                self._changed.notify()
 
     def _verify(self, load: _Load, buffer: memoryview) -> None:
         form = load.segment.form
@@ -296,7 +319,6 @@ class Reader:
             is_new = reason not in self._causes
             self._causes.add(reason)
             self._buffers.give(buffer)
-            self._changed.notify()
         if is_new and reason != EVICTED:
             _log.warning(
                 "a block in %s was not loaded: %s; it is computed again (said once)",
