@@ -40,6 +40,7 @@ class TierSpec:
     cap_bytes: int
     path: str | None = None
     codec: str | None = None  # of a tier that stores its blocks in another form
+    key_path: str | None = None  # of a tier that encrypts what it stores
 
 
 @dataclass(frozen=True, slots=True)
