@@ -25,7 +25,7 @@ from holdover.cache.manager import CacheManager
 from holdover.cache.mover import Mover
 from holdover.cache.tiers._open import open_tiers, parse_tiers
 from holdover.codecs.base import kv_choice
-from holdover.engine.api import Event, SamplingParams, TokenLogprob
+from holdover.engine.api import Event, SamplingParams, TokenLogprob, Usage
 from holdover.engine.engine import Engine
 from holdover.geometry.base import read_geometry
 from holdover.kernels._selection import AUTO, asked_backend, select_backend
@@ -64,10 +64,14 @@ class Answer:
         return self.last.finish_reason if self.last else None
 
     @property
-    def cached_tokens(self) -> int:
+    def usage(self) -> Usage:
         assert self.last is not None
         assert self.last.usage is not None
-        return self.last.usage.cached_tokens
+        return self.last.usage
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.usage.cached_tokens
 
 
 class Reply:

@@ -30,6 +30,10 @@ def turns(served: Served, n: int = 2) -> list[list[tuple[int, ...]]]:
     return answers
 
 
+def at(tier: str, path: Path) -> str:
+    return "ram:8MiB" if tier == "ram" else f"disk:{path}:8MiB"
+
+
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     """Two layers of random Mistral over bytes that see 40 tokens."""
@@ -49,15 +53,71 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("model", ["tiny", "windowed"])
-def test_what_the_arena_lost_comes_back_from_ram(
-    request: pytest.FixtureRequest, serve: Serve, model: str, codec: str
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_what_the_arena_lost_comes_back(
+    request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, tier: str, model: str, codec: str
 ) -> None:
     loaded = request.getfixturevalue(model)
     arena_bytes = ARENA_BYTES // (1 if codec == "fp32" else 2)
     roomy = serve(loaded, 8 << 20, codec=codec)
-    tight = serve(loaded, arena_bytes, codec=codec, tiers=["ram:8MiB"])
+    tight = serve(loaded, arena_bytes, codec=codec, tiers=[at(tier, tmp_path)])
     assert turns(tight, 3) == turns(roomy, 3)
     stats = tight.engine.stats()
     assert stats.evicted_blocks > 0
-    assert stats.tiers["ram"].loaded_blocks > 0
+    assert stats.tiers[tier].loaded_blocks > 0
     assert stats.cached_tokens == roomy.engine.stats().cached_tokens
+
+
+@pytest.mark.parametrize("model", ["tiny", "windowed"])
+def test_a_restarted_engine_goes_on_where_the_last_one_stopped(
+    request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, model: str
+) -> None:
+    loaded = request.getfixturevalue(model)
+    prompt = tuple(loaded.tokenizer.encode(PROMPTS[0]))
+    roomy = serve(loaded, 8 << 20)
+    first = roomy.ask(prompt, PARAMS).answer()
+    history = (*prompt, *first.tokens, *loaded.tokenizer.encode(" And then?"))
+    expected = roomy.ask(history, PARAMS).answer()
+
+    tiers = [at("disk", tmp_path)]
+    before = serve(loaded, ARENA_BYTES, tiers=tiers)
+    assert before.ask(prompt, PARAMS).answer().tokens == first.tokens
+    before.engine.shutdown(10)
+    after = serve(loaded, ARENA_BYTES, tiers=tiers)
+    found = after.ask(history, PARAMS).answer()
+    assert found.tokens == expected.tokens
+    # the last block, partly filled, is there as well
+    assert found.cached_tokens == expected.cached_tokens == len(prompt) + len(first.tokens) - 1
+    assert found.usage.reuse is not None
+    assert found.usage.reuse.from_tiers == {"arena": 0, "disk": found.cached_tokens}
+
+
+def test_other_weights_codecs_and_blocks_find_nothing(
+    tiny: Loaded, windowed: Loaded, serve: Serve, tmp_path: Path
+) -> None:
+    tiers = [at("disk", tmp_path)]
+    prompt = tuple(tiny.tokenizer.encode(PROMPTS[0]))
+    before = serve(tiny, ARENA_BYTES, tiers=tiers)
+    before.ask(prompt, PARAMS).answer()
+    before.engine.shutdown(10)
+    for loaded, change in (
+        (windowed, {}), (tiny, {"codec": "bf16"}), (tiny, {"block_tokens": 16}),
+    ):  # fmt: skip
+        other = serve(loaded, ARENA_BYTES, tiers=tiers, **change)
+        assert other.ask(prompt, PARAMS).answer().cached_tokens == 0
+        other.engine.shutdown(10)
+    same = serve(tiny, ARENA_BYTES, tiers=tiers)
+    assert same.ask(prompt, PARAMS).answer().cached_tokens == len(prompt) - 1
+
+
+def test_tenants_find_nothing_of_each_other_on_a_disk(
+    tiny: Loaded, serve: Serve, tmp_path: Path
+) -> None:
+    tiers = [at("disk", tmp_path)]
+    prompt = tuple(tiny.tokenizer.encode(PROMPTS[0]))
+    before = serve(tiny, ARENA_BYTES, tiers=tiers)
+    before.ask(prompt, PARAMS, tenant="a").answer()
+    before.engine.shutdown(10)
+    after = serve(tiny, ARENA_BYTES, tiers=tiers)
+    assert after.ask(prompt, PARAMS, tenant="b").answer().cached_tokens == 0
+    assert after.ask(prompt, PARAMS, tenant="a").answer().cached_tokens == len(prompt) - 1
