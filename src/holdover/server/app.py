@@ -17,6 +17,7 @@ from holdover.errors import RequestError
 from holdover.server.context import Context, Drain, TokenizerLike
 from holdover.server.errors import Problem, error_response, install
 from holdover.server.gate import Gate
+from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
 from holdover.server.protocol import DetokenizeRequest, TokenizeRequest
 from holdover.server.replies import Detokenized, Model, ModelList, Tokens
@@ -48,6 +49,7 @@ def create_app(
         model_name=model_name,
         max_context_tokens=max_context_tokens,
         created=int(time.time()),
+        mailbox=Mailbox(),
         metrics=Metrics(engine),
         drain=Drain(),
         log_request=_to_stderr if config.log_requests else None,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from holdover.config import Config
 from holdover.engine.api import EngineLike
+from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
 
 
@@ -80,6 +81,7 @@ class Context:
     model_name: str
     max_context_tokens: int
     created: int  # Unix time, seconds
+    mailbox: Mailbox
     metrics: Metrics
     drain: Drain
     log_request: Callable[[str], None] | None  # gets a line for each request that ended

@@ -1,15 +1,14 @@
 """From the engine's thread to the event loop: one request's answers as batches of events.
 
-    engine thread --sink--> loop.call_soon_threadsafe --> asyncio.Queue --> events() --> client
+    engine thread --sink--> mailbox --event loop--> what has arrived --> events() --> client
 
-The sink never waits, so a slow client costs the engine nothing; what it has not read yet waits in
-the queue, which its max_tokens bounds. Whoever stops reading must call `cancel`.
+The sink never waits, so a slow client costs the engine nothing; what it has not read yet waits
+here, which its max_tokens bounds. Whoever stops reading must call `cancel`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from holdover.engine.api import (
     TokenLogprob,
     Usage,
 )
+from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
 from holdover.server.request_log import Tally
 
@@ -59,6 +59,7 @@ class Generation:
     def __init__(
         self,
         engine: EngineLike,
+        mailbox: Mailbox,
         metrics: Metrics,
         job: Job,
         log: Callable[[str], None] | None = None,
@@ -72,16 +73,16 @@ class Generation:
         self._job = job
         self._log: Callable[[str], None] | None = None  # until it is accepted
         self._tally = Tally()
-        self._queue: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
+        self._arrived: list[tuple[float, Event]] = []  # with the time.perf_counter() of each
+        self._news = asyncio.Event()
         self._request_ids: list[str] = []
         n_answers = len(job.prompts) * job.n
         self._open = set(range(n_answers))
         self.usages: list[Usage | None] = [None] * n_answers
         self._last_token_s: list[float | None] = [None] * n_answers
-        loop = asyncio.get_running_loop()
         try:
             for i, prompt in enumerate(job.prompts):
-                sink = self._sink(loop, i * job.n)
+                sink = self._sink(mailbox, i * job.n)
                 self._request_ids.append(
                     engine.submit(prompt, job.params, sink, n=job.n, tenant=job.tenant)
                 )
@@ -91,23 +92,25 @@ class Generation:
             raise
         self._log = log
 
-    def _sink(self, loop: asyncio.AbstractEventLoop, first: int) -> EventSink:
-        queue = self._queue
+    def _sink(self, mailbox: Mailbox, first: int) -> EventSink:
+        loop, take = asyncio.get_running_loop(), self._take
 
         def sink(event: Event) -> None:
-            item = (time.perf_counter(), event if not first else _moved(event, first))
-            # a closed loop means the server is gone, and the client with it
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(queue.put_nowait, item)
+            moved = event if not first else replace(event, index=first + event.index)
+            mailbox.post(loop, take, (time.perf_counter(), moved))
 
         return sink
+
+    def _take(self, item: tuple[float, Event]) -> None:
+        self._arrived.append(item)
+        self._news.set()
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """All events until every answer has ended, as many at a time as there are."""
         while self._open:
-            batch = [await self._queue.get()]
-            while not self._queue.empty():
-                batch.append(self._queue.get_nowait())
+            await self._news.wait()
+            self._news.clear()
+            batch, self._arrived = self._arrived, []
             for at_s, event in batch:
                 self._observe(at_s, event)
             yield [event for _, event in batch]
@@ -131,9 +134,8 @@ class Generation:
             if last_s is None:
                 metrics.ttft_s.observe(at_s - started_s)
             else:
-                gap_s = (at_s - last_s) / len(event.token_ids)
-                for _ in event.token_ids:
-                    metrics.gap_s.observe(gap_s)
+                n = len(event.token_ids)
+                metrics.gap_s.observe((at_s - last_s) / n, n)
             self._last_token_s[event.index] = at_s
         if event.finish_reason is not None:
             self.usages[event.index] = event.usage
@@ -145,7 +147,3 @@ class Generation:
 def collect(answers: Sequence[Answer], events: Sequence[Event]) -> None:
     for event in events:
         answers[event.index].add(event)
-
-
-def _moved(event: Event, first: int) -> Event:
-    return replace(event, index=first + event.index)

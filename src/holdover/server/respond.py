@@ -6,6 +6,7 @@ The endpoints differ only in a `Writer`, which words events for their clients.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from holdover.server.replies import Usage, total_usage
 
 _log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
+_MARK = "\0"  # stands for the text while a chunk is taken apart around it
 
 
 class Writer(Protocol):
@@ -29,6 +31,11 @@ class Writer(Protocol):
 
     def pieces(self, event: Event) -> Sequence[BaseModel]:
         """The chunks for one event; called in order, may keep state for each answer."""
+
+    def only_text(self, event: Event) -> bool:
+        """Whether all that `pieces` would give for an event is `text_piece` of its text."""
+
+    def text_piece(self, index: int, text: str) -> BaseModel: ...
 
     def usage(self, usage: Usage) -> BaseModel:
         """The chunk that closes a stream for which include_usage was asked."""
@@ -72,6 +79,7 @@ class EventStream(Response):
         self._writer = writer
         self._n = n
         self._include_usage = include_usage
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # for each answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -84,7 +92,7 @@ class EventStream(Response):
         await send(start)
         async for events in self._generation.events():
             problem = next(filter(None, map(_failure, events)), None)
-            data = b"".join(self._frame(piece) for e in events for piece in self._writer.pieces(e))
+            data = b"".join(map(self._frames, events))
             if problem is not None:
                 data += b"data: " + problem.json().encode() + b"\n\n"
             if data:
@@ -98,10 +106,27 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
+    def _frames(self, event: Event) -> bytes:
+        """Most events grow the text and no more: of their chunks nothing else is written anew."""
+        index = event.index
+        if not self._writer.only_text(event):
+            return b"".join(map(self._frame, self._writer.pieces(event)))
+        around = self._around_text.get(index)
+        if around is None:
+            frame = self._frame(self._writer.text_piece(index, _MARK))
+            before, _, after = frame.rpartition(_as_json(_MARK))
+            around = self._around_text[index] = (before, after)
+        return _as_json(event.text).join(around)
+
     def _frame(self, piece: BaseModel) -> bytes:
         # with include_usage every chunk has the field, null but for the last one
         exclude = None if self._include_usage else {"usage"}
         return b"data: " + piece.model_dump_json(exclude=exclude).encode() + b"\n\n"
+
+
+def _as_json(text: str) -> bytes:
+    """As pydantic writes it."""
+    return json.dumps(text, ensure_ascii=False).encode()
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

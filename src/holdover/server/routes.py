@@ -73,7 +73,9 @@ async def _answer(
     context: Context, request: Request, asked: GenerationRequest, job: Job, writer: Writer
 ) -> Response:
     try:
-        generation = Generation(context.engine, context.metrics, job, context.log_request)
+        generation = Generation(
+            context.engine, context.mailbox, context.metrics, job, context.log_request
+        )
     except RequestError as error:
         context.drain.engine_gone |= error.code == SHUTTING_DOWN
         raise

@@ -55,6 +55,12 @@ class ChatWriter:
             pieces.append(self._chunk(event.index, Delta(), None, event.finish_reason))
         return pieces
 
+    def only_text(self, event: Event) -> bool:
+        return _only_text(event) and not self.logprobs and event.index in self._opened
+
+    def text_piece(self, index: int, text: str) -> ChatChunk:
+        return self._chunk(index, Delta(content=text))
+
     def usage(self, usage: Usage) -> ChatChunk:
         return ChatChunk(**self.head, choices=[], usage=usage)
 
@@ -122,6 +128,12 @@ class CompletionWriter:
             return ()
         return (self._piece(event.index, text, event.logprobs, event.finish_reason),)
 
+    def only_text(self, event: Event) -> bool:
+        return _only_text(event) and not self.logprobs and event.index in self._opened
+
+    def text_piece(self, index: int, text: str) -> Completion:
+        return self._piece(index, text, (), None)
+
     def usage(self, usage: Usage) -> Completion:
         return Completion(**self.head, choices=[], usage=usage)
 
@@ -173,6 +185,10 @@ class CompletionWriter:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _only_text(event: Event) -> bool:
+    return bool(event.text) and event.finish_reason is None
 
 
 def finite(logprob: float) -> float:
