@@ -1,8 +1,9 @@
 """From logits to tokens, vectorised over rows.
 
 A row's token depends on its logits, its parameters, its seed and its position, and on no other row:
-alone or batched, at once or after parking, the answer is the same. Plain greedy rows cost one
-argmax. All other rows are worked on in slices, so that scratch stays within `sampler_bytes`.
+alone or batched, at once or after parking, the answer is the same. Greedy rows without penalties
+cost one argmax, or two with biases. All other rows are worked on in slices, so that scratch stays
+within `sampler_bytes`.
 Importing this module does not import torch.
 """
 
@@ -41,9 +42,9 @@ class SampleRow:
     counts: TokenCounts | None = None
 
     @property
-    def is_plain_greedy(self) -> bool:
-        params = self.params
-        return params.temperature == 0 and not params.logit_bias and self.counts is None
+    def is_greedy(self) -> bool:
+        """Nothing but biases stands between the largest logit and the token."""
+        return self.params.temperature == 0 and self.counts is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,12 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
     values = logits.numpy(force=True)  # finds a maximum in a tenth of torch's time
     arg = values.argmax(-1)  # of a NaN where there is any
     sound = np.isfinite(values[np.arange(len(rows)), arg])
-    greedy = [i for i, row in enumerate(rows) if row.is_plain_greedy and sound[i]]
+    greedy = [i for i, row in enumerate(rows) if row.is_greedy and sound[i]]
     tokens[greedy] = arg[greedy]
+    biased = [i for i in greedy if rows[i].params.logit_bias]
+    tokens[biased] = _largest_biased(values, biased, rows)
     per_slice = _rows_per_slice(logits.shape[1])
-    others = [i for i, row in enumerate(rows) if not row.is_plain_greedy and sound[i]]
+    others = [i for i, row in enumerate(rows) if not row.is_greedy and sound[i]]
     for start in range(0, len(others), per_slice):
         index = others[start : start + per_slice]
         tokens[index] = _sample_slice(logits, index, [rows[i] for i in index])
@@ -96,6 +99,20 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
         Sampled(int(token), logprob) if fine else None
         for token, fine, logprob in zip(tokens, sound, logprobs, strict=True)
     ]
+
+
+def _largest_biased(
+    values: NDArray[np.float32], index: list[int], rows: Sequence[SampleRow]
+) -> list[int]:
+    """Where the rows `index` are largest with their biases, one after the other in one copy."""
+    scores = np.empty(values.shape[1], values.dtype)
+    found = []
+    for i in index:
+        ids, biases = zip(*rows[i].params.logit_bias, strict=True)
+        np.copyto(scores, values[i])
+        np.add.at(scores, np.array(ids), np.array(biases, np.float32))  # a token may have several
+        found.append(int(scores.argmax()))
+    return found
 
 
 def _rows_per_slice(vocab_size: int) -> int:
