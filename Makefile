@@ -9,8 +9,9 @@ BIN := .venv/bin
 # What pip collects and downloads is shown on a terminal, and only errors elsewhere.
 PIP := $(BIN)/python -m pip $$(test -t 2 || echo -qq) --disable-pip-version-check
 # A process a core with one compute thread each: the tests' models are small, and threads that wait
-# for one another are slower than one. A file's tests share what they load.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# for one another are slower than one. A file's tests share what they load. Files of few tests are
+# those of the real models, the longest: put last, as xdist would, they leave a core idle.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 INSTALL := $(PIP) install -c constraints.txt
 
 # The tests' packages alone: installing the project once more would compile it once more.

@@ -217,7 +217,9 @@ def test_a_line_for_each_finished_request(
     whole = client.completions.create(model=server.model, prompt="hello", n=2)
     server.post("/v1/completions", json={"model": server.model, "prompt": []})  # was never accepted
     list(client.completions.create(model=server.model, prompt="hello", stream=True, max_tokens=2))
-    first, second = capfd.readouterr().err.splitlines()
+    lines: list[str] = []  # the second is printed when its client has read the end already
+    assert soon(lambda: lines.extend(capfd.readouterr().err.splitlines()) or len(lines) == 2)
+    first, second = lines
     usage = whole.usage
     assert first.startswith(f"{whole.id}: prompt 5 tokens, ")
     assert f"cached {usage.prompt_tokens_details.cached_tokens}, " in first
