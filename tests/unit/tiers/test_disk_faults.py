@@ -336,3 +336,18 @@ def test_blocks_of_many_pages(tmp_path: Path) -> None:
     store(tier, records, BIG)
     assert all(outcome(tier, records, BIG))
     tier.close(5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_the_writer_is_seen_and_serving_goes_on(tmp_path: Path) -> None:
+    class Broken(Faulty):
+        def allocate(self, fd: int, size: int) -> None:
+            if size < MIB:
+                raise ZeroDivisionError
+
+    tier = disk(tmp_path, files=Broken())
+    offered(tier, record(1))
+    until(lambda: "bug" in (tier.stats().trouble or ""))
+    assert not offered(tier, record(2))
+    assert tier.load(record(1)) is None
+    tier.close(5)

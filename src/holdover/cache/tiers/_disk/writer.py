@@ -176,6 +176,13 @@ class Writer:
     # ---- the writer's thread ------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException:  # a bug: its traceback is printed, and nothing is taken in any more
+            self.trouble, self._closing = "its writer has ended, which is a bug", True
+            raise
+
+    def _work(self) -> None:
         while not self._abandoned:
             job = self._next()
             if job is not None:
