@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from holdover.cache.blocks import Block
 from holdover.cache.costs import Decision
 from holdover.cache.matching import Reach
@@ -98,7 +100,8 @@ class Lifts:
             if data is None:
                 lift.problem = problem
                 return
-            self._room.view(block)[:] = data
+            # numpy copies without the interpreter's lock, which the tiers' threads want meanwhile
+            np.copyto(np.asarray(self._room.view(block)), np.asarray(data))
             self._publish(block, record)
 
         self._mover.poll(take)

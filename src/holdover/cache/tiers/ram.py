@@ -8,7 +8,8 @@ was used longest ago goes first.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,9 @@ class Ram:
         self._held: OrderedDict[tuple[bytes, int], _Held] = OrderedDict()
         self._after: dict[bytes, dict[tuple[bytes, int], Record]] = {}
         self._n_blocks = [0] * len(layout.blocks)
-        self._asked: list[tuple[int, Record]] = []
+        self._asked: deque[tuple[int, Record]] = deque()
+        self._read_s, self._read_bytes = 0.0, 0  # the copies of who takes
+        self._closed = False
         self._tickets = 0
         self._stats = TierStats(0, region.nbytes, 0, 0, 0, 0, 0, 0, 0.0, None)
 
@@ -55,9 +58,9 @@ class Ram:
         if place in self._held:
             self._held.move_to_end(place)
             return True
-        number = self._room_for(record.group)
+        number = None if self._closed else self._room_for(record.group)
         if number is None:
-            return False  # a region of one sector, which another group has
+            return False  # closed, or a region of one sector, which another group has
         self._view(record.group, number)[:] = block
         self._held[place] = _Held(record, number)
         self._n_blocks[record.group] += 1
@@ -66,21 +69,27 @@ class Ram:
         return True
 
     def load(self, record: Record) -> int | None:
+        if self._closed or self._find(record) is None:
+            return None
         self._tickets += 1
         self._asked.append((self._tickets, record))
         return self._tickets
 
     def poll(self, take: Take) -> None:
-        asked, self._asked = self._asked, []
-        for ticket, record in asked:
-            held = self._held.get((record.key, record.group))
-            if held is None or held.record != record:
+        while self._asked:
+            ticket, record = self._asked.popleft()
+            held = self._find(record)
+            if held is None:
                 self._count(failed_loads=1)
                 take(ticket, None, "it was evicted from RAM before it was read")
                 continue
             self._held.move_to_end((record.key, record.group))
             self._count(loaded_blocks=1)
-            take(ticket, self._view(record.group, held.number), "")
+            view = self._view(record.group, held.number)
+            began_s = time.perf_counter()
+            take(ticket, view, "")
+            self._read_s += time.perf_counter() - began_s
+            self._read_bytes += len(view)
 
     def delete(self, record: Record) -> None:
         held = self._held.get((record.key, record.group))
@@ -91,10 +100,18 @@ class Ram:
 
     def stats(self) -> TierStats:
         held_bytes = self._layout.held_bytes(self._n_blocks)
-        return replace(self._stats, held_bytes=held_bytes, blocks=len(self._held))
+        rate = self._read_bytes / self._read_s if self._read_s else 0.0
+        return replace(
+            self._stats, held_bytes=held_bytes, blocks=len(self._held), read_bytes_per_s=rate
+        )
 
     def close(self, wait_s: float) -> None:
+        self._closed = True
         self._asked.clear()
+
+    def _find(self, record: Record) -> _Held | None:
+        held = self._held.get((record.key, record.group))
+        return held if held is not None and held.record == record else None
 
     def _room_for(self, group: int) -> int | None:
         while (number := self._pool.take(group)) is None:
