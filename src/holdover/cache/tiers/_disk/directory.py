@@ -228,6 +228,11 @@ def segment_name(shape: Format) -> str:
     return f"{_prefix(shape)}{os.urandom(8).hex()}.segment"
 
 
+def is_segment(name: str) -> bool:
+    """Of anyone."""
+    return _SEGMENT.fullmatch(name) is not None
+
+
 def is_segment_of(name: str, shape: Format) -> bool:
     return name.startswith(_prefix(shape)) and _SEGMENT.fullmatch(name) is not None
 

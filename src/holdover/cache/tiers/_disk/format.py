@@ -152,6 +152,16 @@ class SegmentFormat:
         return cls(shape, n_slots, salt, digest)
 
     @classmethod
+    def described(cls, header: bytes, file_bytes: int) -> SegmentFormat:
+        """By itself, whoever's it is, to look at what needs no key. Raises DamagedError."""
+        if not cls.is_header(header):
+            raise DamagedError("its header's checksum differs")
+        body = header[: _HEADER.size]
+        _, _, group, fingerprint, _, record_bytes, _, _, block_tokens, _ = _HEADER.unpack(body)
+        shape = Format(group, record_bytes, block_tokens, fingerprint)
+        return cls.read(header, file_bytes, shape)
+
+    @classmethod
     def is_header(cls, header: bytes) -> bool:
         """Of any segment, this one's or another model's."""
         body, digest = header[: _HEADER.size], header[_HEADER.size : cls.HEADER_BYTES]
@@ -176,6 +186,22 @@ class SegmentFormat:
         n_tokens = entries["n_tokens"].tolist()
         most = self.shape.block_tokens
         return [slot for slot in found if 0 < n_tokens[slot - first_slot] <= most]
+
+    def held(self, raw: bytearray) -> list[int]:
+        """Slots whose entries say that they hold a record."""
+        return np.flatnonzero(self.as_entries(raw)["state"] == HELD).tolist()
+
+    def intact(self, raw: bytearray, slots: Sequence[int]) -> list[int]:
+        """Those whose entry has the checksum it should have, sealed or not."""
+        size, view = self._entry.itemsize, memoryview(raw)
+        entries = ((slot, view[slot * size : (slot + 1) * size]) for slot in slots)
+        return [slot for slot, e in entries if self._entry_digest(e, slot) == e[-_DIGEST_BYTES:]]
+
+    def is_payload(self, raw: bytearray, slot: int, stored: memoryview) -> bool:
+        """Whether a slot's bytes have their entry's checksum, sealed or not."""
+        digest = self.as_entries(raw)["payload"][slot].tobytes()
+        n_bytes = self.shape.record_bytes
+        return digest in (_hash(stored[:n_bytes]), _hash(stored[: n_bytes + TAG_BYTES]))
 
     def _open_entry(self, entry: memoryview, slot: int) -> bool:
         if self._entry_digest(entry, slot) != entry[-_DIGEST_BYTES:]:
