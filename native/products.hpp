@@ -162,6 +162,7 @@ INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q,
   const int32_t *words = q.words + d / 2 * R, *stop = q.words + last / 2 * R;
   const uint8_t* unit = panel + d / dims * stride;
   I sum[R][PANEL_VECTORS] = {};
+#pragma GCC unroll 2
   for (; words < stop; words += dims / 2 * R, unit += stride)
     for (int i = PART * pairs; i < (PART + 1) * pairs; ++i) {
       I key[PANEL_VECTORS];
@@ -320,6 +321,7 @@ INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weigh
   W sum[R][LEVEL_VECTORS] = {};
   each_panel(values, start & ~1, stop, int64_t(chunk) * sizeof(W), ahead, n_lines,
              [&](int i, const uint8_t* row, int next) {
+#pragma GCC unroll 2
     for (; i < next; i += 2, row += 2 * values.stride) {
       W x = load<W>(row), y = load<W>(row + values.stride);
       W both = high ? high_halves(x, y) : low_halves(x, y), value[LEVEL_VECTORS];
