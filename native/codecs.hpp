@@ -206,6 +206,20 @@ INLINE void encode_int8(const float* row, int dim, uint8_t* data, uint8_t* scale
   store(scale_to, finite(scale) ? uint16_t(bits_of(scale) >> 16) : uint16_t(0x7fc0));
 }
 
+// int4's values from 0 up, by their places.
+INLINE F magnitude_of(I place) {
+  const int8_t* from = INT4_VALUES + 8;
+#if defined(__AVX2__) && LANES == 8
+  F table = {float(from[0]), float(from[1]), float(from[2]), float(from[3]),
+             float(from[4]), float(from[5]), float(from[6]), float(from[7])};
+  return (F)_mm256_permutevar8x32_ps((__m256)table, (__m256i)place);
+#else
+  F level = set1(from[0]);
+  for (int e = 0; e < 7; ++e) level += (F)((I)set1(from[e + 1] - from[e]) & (place > e));
+  return level;
+#endif
+}
+
 // The levels of a group under a scale, and their squared error; `there` is 0 for what fills it up.
 INLINE float int4_levels(const float* x, const float* there, float step, uint8_t* levels) {
   alignas(64) float error[INT4_GROUP];
@@ -214,15 +228,11 @@ INLINE float int4_levels(const float* x, const float* there, float step, uint8_t
   for (int i = 0; i < INT4_GROUP; i += LANES) {
     F value = load<F>(x + i), scaled = value * inverse, size = (F)((I)scaled & 0x7fffffff);
     I place = {};
-    F level = set1(INT4_VALUES[8]);
-    for (int e = 8; e < 15; ++e) {
-      I above = size > set1((INT4_VALUES[e] + INT4_VALUES[e + 1]) / 2.0f);
-      place -= above;
-      level += (F)((I)set1(INT4_VALUES[e + 1] - INT4_VALUES[e]) & above);
-    }
+    for (int e = 8; e < 15; ++e) place -= size > set1((INT4_VALUES[e] + INT4_VALUES[e + 1]) / 2.0f);
     I negative = scaled < F{};
-    store(numbers + i, (negative & (7 - place)) | (~negative & (8 + place)));
-    F missing = (value - select(negative, -level, level) * step) * load<F>(there + i);
+    store(numbers + i, ((place + 8) ^ negative) & 15);
+    F level = (F)((I)magnitude_of(place) | (negative & (int32_t)0x80000000));
+    F missing = (value - level * step) * load<F>(there + i);
     store(error + i, missing * missing);
   }
   for (int i = 0; i < INT4_GROUP; ++i) levels[i] = uint8_t(numbers[i]);

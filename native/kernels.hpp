@@ -78,15 +78,16 @@ void score(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ah
   find_keys<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, s.tile, keys);
   load_levels<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, levels);
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
-  int stride = t.shape().padded_dim;
-  for (int i = span.start / PANEL_TOKENS; i * PANEL_TOKENS < span.stop; ++i)
-    by_rows<KEY_ROWS>(t.rows, [&]<int R>(int row) {
-      Span part = seen(t, row, R, tile, span);
-      if (i * PANEL_TOKENS >= part.stop || (i + 1) * PANEL_TOKENS <= part.start) return;
-      Queries q{s.query + row * stride, s.query_scales + row, s.excess + row * MOST_GROUPS, p.dim, stride,
-                t.call.query.bf16 ? 1 : 2};
-      score_panel<K, R>(keys, i, q, levels, s.scores + row * TILE_TOKENS, row ? nullptr : ahead);
-    });
+  int parts = t.call.query.bf16 ? 1 : 2, n_lines = panel_lines<K>(p.dim);
+  by_rows<KEY_ROWS>(t.rows, [&]<int R>(int row) {
+    Span part = seen(t, row, R, tile, span);
+    Queries q{reinterpret_cast<const int32_t*>(s.query) + row * t.shape().padded_dim, s.query_scales + row,
+              s.excess + row * MOST_GROUPS, p.dim, parts};
+    for (int i = part.start / PANEL_TOKENS; i * PANEL_TOKENS < part.stop; ++i) {
+      if (ahead && row == 0) ahead->take(n_lines);
+      score_panel<K, R>(keys, i, q, levels, s.scores + row * TILE_TOKENS);
+    }
+  });
 }
 
 template <Codec C>
@@ -127,7 +128,7 @@ void soften(const Task& t, const Scratch& s, int row, bool rounded) {
   F most = set1(LEAST);
   for (int i = 0; i < TILE_TOKENS; i += LANES) {
     F score = load<F>(scores + i);
-    most = select(score > most, score, most);
+    most = larger(score, most);
   }
   float largest_score = largest(most);
   if (largest_score > m) {
@@ -157,21 +158,30 @@ void cap(float* scores, float softcap) {
 
 template <Codec C>
 void load_queries(const Task& t) {
+  constexpr Codec K = in_units<C> ? C : Codec::fp32;
   const Shape& shape = t.shape();
   const Rows& q = t.call.query;
-  alignas(64) float x[MAX_DIM];
+  int parts = q.bf16 ? 1 : 2, n_words = query_words<K>(shape.dim, parts);
+  alignas(64) float x[MAX_DIM + LANES];
+  alignas(64) int32_t words[MAX_DIM];
   for (int head = 0; head < t.entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
-    for (int row = 0; row < t.rows; ++row) {
-      int64_t at = (t.entry.token + row / shape.shared) * q.token_stride +
-                   ((t.entry.head + head) * shape.shared + row % shape.shared) * q.head_stride;
-      for (int d = 0; d < shape.dim; ++d)
-        x[d] = q.bf16 ? float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16)
-                      : static_cast<const float*>(q.data)[at + d];
-      if constexpr (is_turned<C>) turn(x, shape.dim);
-      s.query_scales[row] = prepare_query<in_units<C> ? C : Codec::fp32>(
-          x, shape.dim, t.call.scale, s.query + row * shape.padded_dim, s.excess + row * MOST_GROUPS);
-    }
+    by_rows<KEY_ROWS>(t.rows, [&]<int R>(int first) {
+      auto* to = reinterpret_cast<int32_t*>(s.query) + first * shape.padded_dim;
+      for (int r = 0; r < R; ++r) {
+        int row = first + r;
+        int64_t at = (t.entry.token + row / shape.shared) * q.token_stride +
+                     ((t.entry.head + head) * shape.shared + row % shape.shared) * q.head_stride;
+        if (q.bf16)
+          for (int d = 0; d < shape.dim; ++d) x[d] = float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16);
+        else __builtin_memcpy(x, static_cast<const float*>(q.data) + at, shape.dim * sizeof(float));
+        store(x + shape.dim, F{});
+        if constexpr (is_turned<C>) turn(x, shape.dim);
+        s.query_scales[row] =
+            prepare_query<K>(x, shape.dim, parts, t.call.scale, words, s.excess + row * MOST_GROUPS);
+        for (int i = 0; i < n_words; ++i) to[i * R + r] = words[i];
+      }
+    });
   }
 }
 
@@ -186,9 +196,11 @@ void store_results(const Task& t) {
       int64_t at = ((t.entry.token + row / shape.shared) * int64_t(heads) +
                     (t.entry.head + head) * shape.shared + row % shape.shared) * shape.value_dim;
       float* sums = s.merged + row * shape.padded_value_dim;
-      for (int d = 0; d < shape.padded_value_dim; d += LANES) store(sums + d, load<F>(sums + d) / s.merged_l[row]);
-      alignas(64) float placed[MAX_DIM];
-      for (int d = 0; d < shape.value_dim; ++d) placed[d] = sums[Chunk<K>::place(d)];
+      alignas(64) float placed[MAX_DIM + Chunk<K>::dims];
+      for (int d = 0; d < shape.value_dim; d += Chunk<K>::dims)
+        for (int lane = 0; lane < Chunk<K>::lanes; ++lane)
+          for (int v = 0; v < Chunk<K>::vectors; ++v)
+            placed[d + lane * Chunk<K>::vectors + v] = sums[d + v * Chunk<K>::lanes + lane] / s.merged_l[row];
       if constexpr (is_turned<C>) turn_back(placed, shape.value_dim);
       if (t.call.query.bf16) {
         auto* to = static_cast<uint16_t*>(t.call.result) + at;
@@ -315,7 +327,7 @@ void attend_task(const Attend& call, int entry_index, float* memory) {
   Span read = visible.within(1, first * SPLIT_TOKENS, stop * SPLIT_TOKENS);
   Ahead fetching(call, entry, read.start, read.stop);
   Ahead* ahead = entry.n_tokens <= AHEAD_TOKENS ? &fetching : nullptr;
-  for (int i = 0; ahead && i < FIRST_LINES; ++i) ahead->step();
+  if (ahead) ahead->take(FIRST_LINES);
   if (!whole) return attend_part(t, visible, ahead);
   for (int split = first; split < stop; ++split) {
     attend_split(t, visible, split, ahead);

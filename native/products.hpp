@@ -65,130 +65,141 @@ INLINE V raised(V levels) {
 template <Codec C>
 constexpr bool in_integers = C == Codec::int8 || C == Codec::int4;
 
-// 15 bits and a sign of n numbers: `to[place(i)]` times the scale that is returned; NaN if one is.
-template <class Place>
-INLINE float to_int16(const float* x, int n, int16_t* to, Place place) {
+// 15 bits and a sign of each of n numbers, in the low halves; returns their scale: NaN if one is.
+// n is a multiple of 8, and what is beside them up to a whole vector is zero.
+INLINE float to_levels(const float* x, int n, int32_t* levels) {
   float largest = largest_magnitude(x, n), inverse = largest > 0 ? 32767.0f / largest : 0.0f;
   bool whole = finite(largest);
   if (!whole || !finite(inverse)) inverse = 0;  // the scale tells; or all are next to zero
-  alignas(64) int32_t levels[MAX_DIM];
-  for (int i = 0; i < n; i += LANES) {
-    F part = {};
-    if (i + LANES <= n) part = load<F>(x + i);
-    else __builtin_memcpy(&part, x + i, (n - i) * sizeof(float));
-    store(levels + i, (I)(part * inverse + 12582912.0f));
-  }
-  for (int i = 0; i < n; ++i) to[place(i)] = int16_t(levels[i]);
+  for (int i = 0; i < n; i += LANES) store(levels + i, to_nearest(load<F>(x + i) * inverse));
   return whole ? largest / 32767.0f : __builtin_nanf("");
 }
 
-// A query row as the product takes it, in the place of its floats, and its scale. int4: what its
-// groups' sums are too large by, since values are raised.
+// Words of 32 bits that a query row is taken as: one for each element, or pair of them.
 template <Codec C>
-INLINE float prepare_query(const float* x, int dim, float scale, float* to, int32_t* excess) {
-  if constexpr (C == Codec::int8) return to_int16(x, dim, reinterpret_cast<int16_t*>(to), [](int i) { return i; }) * scale;
-  if constexpr (C == Codec::int4) {
-    auto place = [](int d) { return d / 8 * 8 + d % 4 * 2 + d % 8 / 4; };  // elements j and j + 4 are a pair
-    auto* levels = reinterpret_cast<int16_t*>(to);
-    scale *= to_int16(x, dim, levels, place);
-    for (int g = 0; g < int4_groups(dim); ++g) excess[g] = 0;
-    for (int d = 0; d < dim; ++d) excess[int4_group(d)] += INT4_RAISE * levels[place(d)];
-    return scale;
-  }
-  if (C == Codec::bf16 && BF16_PAIRS) {
-    auto* parts = reinterpret_cast<uint16_t*>(to);
-    for (int d = 0; d < dim; ++d) {
-      parts[d] = to_bf16(x[d]);
-      parts[dim + d] = to_bf16(x[d] - float_of(uint32_t(parts[d]) << 16));
+INLINE int query_words(int dim, int parts) {
+  return in_integers<C> ? dim / 2 : C == Codec::bf16 && BF16_PAIRS ? parts * (dim / 2) : dim;
+}
+
+// Those of a row, and its scale. int4: also what its groups' sums are too large by, since values are
+// raised.
+template <Codec C>
+INLINE float prepare_query(const float* x, int dim, int parts, float scale, int32_t* words, int32_t* excess) {
+  if constexpr (in_integers<C>) {
+    alignas(64) int32_t levels[MAX_DIM];
+    scale *= to_levels(x, dim, levels);
+    if (C == Codec::int8)
+      for (int i = 0; i < dim / 2; ++i) words[i] = (levels[2 * i] & 0xffff) | (levels[2 * i + 1] << 16);
+    for (int d = 0, g = 0; C == Codec::int4 && d < dim; g += SPAN_GROUPS) {
+      I4 sums = {};
+      for (int stop = d + SPAN_DIMS < dim ? d + SPAN_DIMS : dim; d < stop; d += 8) {
+        I4 low = load<I4>(levels + d) << 16, high = load<I4>(levels + d + 4) << 16;  // elements j and j + 4 are a pair
+        store(words + d / 2, (low >> 16 & 0xffff) | high);
+        sums += (low >> 16) + (high >> 16);
+      }
+      excess[g] = INT4_RAISE * (sums[0] + sums[1]), excess[g + 1] = INT4_RAISE * (sums[2] + sums[3]);
     }
     return scale;
   }
-  for (int d = 0; d < dim; ++d) to[d] = x[d] * scale;
+  if (C == Codec::bf16 && BF16_PAIRS) {
+    auto* halves = reinterpret_cast<uint16_t*>(words);
+    for (int d = 0; d < dim; ++d) {
+      halves[d] = to_bf16(x[d]);
+      if (parts > 1) halves[dim + d] = to_bf16(x[d] - float_of(uint32_t(halves[d]) << 16));
+    }
+    return scale;
+  }
+  for (int d = 0; d < dim; ++d) store(words + d, x[d] * scale);
   return 1;
 }
 
 // ---- scores -------------------------------------------------------------------------------------
 
+// R rows, their words side by side: [word][R].
 struct Queries {
-  const float *rows, *scales;  // of the first row
-  const int32_t* excess;
-  int dim, stride;                          // floats from row to row
-  int parts;                                // of bf16
+  const int32_t* words;
+  const float* scales;
+  const int32_t* excess;  // [R][MOST_GROUPS]
+  int dim, parts;         // parts of bf16
 };
 
 template <Codec C, int R>
-INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q, float* scores, Ahead* ahead) {
+INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q, float* scores) {
+  constexpr bool pairs = C == Codec::bf16 && BF16_PAIRS;
+  constexpr int dims = Unit<C>::dims, halves = C == Codec::bf16 && !pairs ? 2 : 1;
   F sum[R][PANEL_VECTORS] = {};
-  constexpr int dims = Unit<C>::dims, parts = C == Codec::bf16 ? 2 : 1;
-  for (int d = 0; d < q.dim; d += dims, panel += stride) {
-    if (ahead) ahead->step();
-    for (int part = 0; part < parts; ++part) {
+  const int32_t *words = q.words, *stop = words + q.dim / dims * halves * R;
+  for (; words < stop; words += halves * R, panel += stride) {
+    for (int half = 0; half < halves; ++half) {
       I key[PANEL_VECTORS];
       for (int v = 0; v < PANEL_VECTORS; ++v) {
         key[v] = load<I>(panel + v * sizeof(I));
-        if (C == Codec::bf16 && !BF16_PAIRS) key[v] = part ? key[v] & (int32_t)0xffff0000 : key[v] << 16;
+        if (halves == 2) key[v] = half ? key[v] & (int32_t)0xffff0000 : key[v] << 16;
       }
-      if (C == Codec::bf16 && BF16_PAIRS && part >= q.parts) break;
       for (int r = 0; r < R; ++r) {
-        const float* query = q.rows + r * q.stride;
-        if constexpr (C == Codec::bf16 && BF16_PAIRS) {
-          I both = all(load<int32_t>(query + part * (q.dim / 2) + d / 2));
-          for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_bf16_pairs(sum[r][v], key[v], both);
-        } else {
-          F one = set1(query[d + part]);
-          for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = fma(one, (F)key[v], sum[r][v]);
-        }
+        I word = all(words[half * R + r]);
+        for (int v = 0; v < PANEL_VECTORS; ++v)
+          sum[r][v] = pairs ? add_bf16_pairs(sum[r][v], key[v], word) : fma((F)word, (F)key[v], sum[r][v]);
+      }
+      if (!pairs || q.parts < 2) continue;
+      for (int r = 0; r < R; ++r) {
+        I word = all(words[(stop - q.words) + r]);
+        for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_bf16_pairs(sum[r][v], key[v], word);
       }
     }
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < PANEL_VECTORS; ++v)
-      store(scores + r * TILE_TOKENS + v * LANES,
-            C == Codec::bf16 && BF16_PAIRS ? sum[r][v] * q.scales[r] : sum[r][v]);
+      store(scores + r * TILE_TOKENS + v * LANES, pairs ? sum[r][v] * q.scales[r] : sum[r][v]);
 }
 
-template <Codec C, int R>
-INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q, const Levels& levels, int token,
-                         float* scores, Ahead* ahead) {
+// One of the groups of SPAN_DIMS, number `PART`, or all of a row of int8.
+template <Codec C, int PART, int R>
+INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q, const Levels& levels, int g, int token,
+                         float* scores) {
   constexpr int dims = Unit<C>::dims, groups = C == Codec::int4 ? SPAN_GROUPS : 1, pairs = dims / 2 / groups;
-  for (int g = 0; g < levels.n_groups; ++g) {
-    int d = g / groups * SPAN_DIMS, stop = C == Codec::int4 && d + SPAN_DIMS < q.dim ? d + SPAN_DIMS : q.dim;
-    const uint8_t* unit = panel + d / dims * stride;
-    I sum[R][PANEL_VECTORS] = {};
-    for (; d < stop; d += dims, unit += stride) {
-      if (ahead && (C == Codec::int4 ? g % groups == 0 : d % 4 == 0)) ahead->step();
-      for (int i = 0; i < pairs; ++i) {
-        I key[PANEL_VECTORS];
-        int pair = g % groups * pairs + i;
-        for (int v = 0; v < PANEL_VECTORS; ++v) {
-          if constexpr (C == Codec::int8) key[v] = widen_pairs(unit + v * LANES * 2);
-          else key[v] = raised((I)(load<U>(unit + v * sizeof(I)) >> 4 * pair) & 0x000f000f);
-        }
-        for (int r = 0; r < R; ++r) {
-          I both = all(load<int32_t>(q.rows + r * q.stride + d / 2 + pair));
-          for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], key[v], both);
-        }
+  int d = g / groups * SPAN_DIMS, last = C == Codec::int4 && d + SPAN_DIMS < q.dim ? d + SPAN_DIMS : q.dim;
+  const int32_t *words = q.words + d / 2 * R, *stop = q.words + last / 2 * R;
+  const uint8_t* unit = panel + d / dims * stride;
+  I sum[R][PANEL_VECTORS] = {};
+#pragma GCC unroll 2
+  for (; words < stop; words += dims / 2 * R, unit += stride)
+    for (int i = PART * pairs; i < (PART + 1) * pairs; ++i) {
+      I key[PANEL_VECTORS];
+      for (int v = 0; v < PANEL_VECTORS; ++v) {
+        if constexpr (C == Codec::int8) key[v] = widen_pairs(unit + v * LANES * 2);
+        else key[v] = raised((I)(load<U>(unit + v * sizeof(I)) >> 4 * i) & 0x000f000f);
+      }
+      for (int r = 0; r < R; ++r) {
+        I both = all(words[i * R + r]);
+        for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], key[v], both);
       }
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < PANEL_VECTORS; ++v) {
-        float* to = scores + r * TILE_TOKENS + v * LANES;
-        int at = token + v * LANES;
-        if (C == Codec::int4) sum[r][v] -= all(q.excess[r * MOST_GROUPS + g]);
-        F score = to_float(sum[r][v]) * q.scales[r] * load<F>(levels.scales[g] + at);
-        store(to, g ? load<F>(to) + score : score);
-      }
-  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < PANEL_VECTORS; ++v) {
+      float* to = scores + r * TILE_TOKENS + v * LANES;
+      if (C == Codec::int4) sum[r][v] -= all(q.excess[r * MOST_GROUPS + g]);
+      F score = to_float(sum[r][v]) * q.scales[r] * load<F>(levels.scales[g] + token + v * LANES);
+      store(to, g ? load<F>(to) + score : score);
+    }
 }
 
 template <Codec C, int R>
-INLINE void score_panel(const KeyPanels& keys, int i, const Queries& q, const Levels& levels, float* scores,
-                        Ahead* ahead) {
+INLINE void score_panel(const KeyPanels& keys, int i, const Queries& q, const Levels& levels, float* scores) {
   float* to = scores + i * PANEL_TOKENS;
-  if constexpr (in_integers<C>)
-    score_levels<C, R>(keys.at[i], keys.stride, q, levels, i * PANEL_TOKENS, to, ahead);
-  else
-    score_floats<C, R>(keys.at[i], keys.stride, q, to, ahead);
+  auto score_part = [&]<int PART>(int g) {
+    score_levels<C, PART, R>(keys.at[i], keys.stride, q, levels, g, i * PANEL_TOKENS, to);
+  };
+  if constexpr (C == Codec::int8) {
+    score_part.template operator()<0>(0);
+  } else if constexpr (C == Codec::int4) {
+    for (int g = 0; g < levels.n_groups; g += SPAN_GROUPS) {
+      score_part.template operator()<0>(g);
+      score_part.template operator()<1>(g + 1);
+    }
+  } else {
+    score_floats<C, R>(keys.at[i], keys.stride, q, to);
+  }
 }
 
 // ---- mixtures -----------------------------------------------------------------------------------
@@ -218,27 +229,25 @@ INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
     const float* from = w.floats + r * TILE_TOKENS;
     if constexpr (in_integers<C>) {
       alignas(64) float scaled[TILE_TOKENS];
-      F most = {};
-      I wrong = {};
+      F most = {}, total = {};
       for (int i = 0; i < TILE_TOKENS; i += LANES) {
         F weight = load<F>(from + i);
         F x = (F)((I)(weight * load<F>(scales + i)) & (weight != 0.0f));  // what is not seen may hold NaN
-        wrong |= x != x;
-        most = select(x > most, x, most);
+        most = larger(x, most), total += x;  // NaN is in the sum alone
         store(scaled + i, x);
       }
-      float largest_weight = largest(most);
-      bool whole = finite(largest_weight) && sum((F)(wrong & (I)set1(1.0f))) == 0;
+      float largest_weight = largest(most), all_weights = sum(total);
+      bool whole = finite(largest_weight) && all_weights == all_weights;
       float inverse = largest_weight > 0 && whole ? 32767.0f / largest_weight : 0.0f;
       if (!finite(inverse)) inverse = 0;
       w.factors[r] = whole ? largest_weight / 32767.0f : __builtin_nanf("");
-      w.excess[r] = 0;
+      I sums = {};
       for (int i = 0; i < TILE_TOKENS; i += LANES) {
-        I rounded = (I)(load<F>(scaled + i) * inverse + 12582912.0f) & 0xffff;
-        store(w.halves[r] + i, __builtin_convertvector(rounded, I16));
+        I level = to_nearest(load<F>(scaled + i) * inverse);
+        sums += level;
+        store(w.halves[r] + i, __builtin_convertvector(level, I16));
       }
-      if (C == Codec::int4)
-        for (int i = 0; i < TILE_TOKENS; ++i) w.excess[r] += INT4_RAISE * w.halves[r][i];
+      if (C == Codec::int4) w.excess[r] = INT4_RAISE * int32_t(sum(to_float(sums)));
     } else if constexpr (C == Codec::bf16 && BF16_PAIRS) {  // they are bf16 already
       for (int i = 0; i < TILE_TOKENS; i += LANES)
         store(w.halves[r] + i, __builtin_convertvector((I)((U)load<F>(from + i) >> 16), I16));
@@ -246,46 +255,60 @@ INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
   }
 }
 
-// acc += weights x values, over tokens [start, stop) and one chunk's dims: `acc` and `byte` are the
-// chunk's. `n_lines`: of memory that a row or a pair of rows takes.
+alignas(64) constexpr uint8_t ZEROS[MAX_DIM * 2] = {};  // a row that is not there
+
+// Calls `use(token, row, tokens)` for tokens [start, stop), with the row's address, panel by panel.
+template <class Use>
+INLINE void each_panel(const ValueRows& values, int start, int stop, int64_t byte, Ahead* ahead, int n_lines, Use use) {
+  for (int i = start, next; i < stop; i = next) {
+    next = (i / PANEL_TOKENS + 1) * PANEL_TOKENS < stop ? (i / PANEL_TOKENS + 1) * PANEL_TOKENS : stop;
+    if (ahead) ahead->take(n_lines);
+    use(i, values.at[i / PANEL_TOKENS] + i % PANEL_TOKENS * values.stride + byte, next);
+  }
+}
+
+// acc += weights x values, over tokens [start, stop) and one chunk's dims: `acc` and `chunk` are the
+// chunk's. `n_lines`: of memory that 16 rows take.
 template <Codec C, int R>
 INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weights<C, R>& w, int chunk, int stride,
                        float* acc, Ahead* ahead, int n_lines) {
+  constexpr bool pairs = C == Codec::bf16 && BF16_PAIRS;
   constexpr int loads = VALUE_VECTORS / Chunk<C>::vectors;
   F sum[R][VALUE_VECTORS];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = load<F>(acc + r * stride + v * LANES);
-  if constexpr (C == Codec::bf16 && BF16_PAIRS) {
-    for (int i = start & ~1; i < stop; i += 2) {
-      for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
-      for (int l = 0; l < loads; ++l) {
-        int64_t byte = int64_t(chunk + l) * sizeof(I);
-        I x = load<I>(values.at[i] + byte), y = load<I>(values.at[i + 1] + byte);
-        I even = (x & 0xffff) | (y << 16), odd = (I)((U)x >> 16) | (y & (int32_t)0xffff0000);
-        for (int r = 0; r < R; ++r) {
-          I weight = all(load<int32_t>(w.halves[r] + i));
-          sum[r][2 * l] = add_bf16_pairs(sum[r][2 * l], even, weight);
-          sum[r][2 * l + 1] = add_bf16_pairs(sum[r][2 * l + 1], odd, weight);
-        }
-      }
-    }
-  } else {
-    for (int i = start; i < stop; ++i) {
-      for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
-      for (int l = 0; l < loads; ++l) {
-        I x = load<I>(values.at[i] + int64_t(chunk + l) * sizeof(I));
-        for (int r = 0; r < R; ++r) {
-          F weight = set1(w.floats[r * TILE_TOKENS + i]);
-          if constexpr (C == Codec::bf16) {
-            sum[r][2 * l] = fma(weight, (F)(x << 16), sum[r][2 * l]);
-            sum[r][2 * l + 1] = fma(weight, (F)(x & (int32_t)0xffff0000), sum[r][2 * l + 1]);
-          } else {
-            sum[r][l] = fma(weight, (F)x, sum[r][l]);
+  each_panel(values, pairs ? start & ~1 : start, stop, int64_t(chunk) * sizeof(I), ahead, n_lines,
+             [&](int i, const uint8_t* row, int next) {
+    if constexpr (pairs) {
+      for (; i < next; i += 2, row += 2 * values.stride) {
+        // What is beside the span may be anything, and nothing times NaN is NaN.
+        const uint8_t *first = i < start ? ZEROS : row, *second = i + 1 < stop ? row + values.stride : ZEROS;
+        for (int l = 0; l < loads; ++l) {
+          I x = load<I>(first + l * sizeof(I)), y = load<I>(second + l * sizeof(I));
+          I even = (x & 0xffff) | (y << 16), odd = (I)((U)x >> 16) | (y & (int32_t)0xffff0000);
+          for (int r = 0; r < R; ++r) {
+            I weight = all(load<int32_t>(w.halves[r] + i));
+            sum[r][2 * l] = add_bf16_pairs(sum[r][2 * l], even, weight);
+            sum[r][2 * l + 1] = add_bf16_pairs(sum[r][2 * l + 1], odd, weight);
           }
         }
       }
+    } else {
+      for (; i < next; ++i, row += values.stride)
+        for (int l = 0; l < loads; ++l) {
+          I x = load<I>(row + l * sizeof(I));
+          for (int r = 0; r < R; ++r) {
+            F weight = set1(w.floats[r * TILE_TOKENS + i]);
+            if constexpr (C == Codec::bf16) {
+              sum[r][2 * l] = fma(weight, (F)(x << 16), sum[r][2 * l]);
+              sum[r][2 * l + 1] = fma(weight, (F)(x & (int32_t)0xffff0000), sum[r][2 * l + 1]);
+            } else {
+              sum[r][l] = fma(weight, (F)x, sum[r][l]);
+            }
+          }
+        }
     }
-  }
+  });
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < VALUE_VECTORS; ++v) store(acc + r * stride + v * LANES, sum[r][v]);
 }
@@ -296,22 +319,25 @@ INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weigh
                        float* acc, Ahead* ahead, int n_lines) {
   constexpr bool high = C == Codec::int8 ? PART == 1 : PART >= 2;
   W sum[R][LEVEL_VECTORS] = {};
-  for (int i = start & ~1; i < stop; i += 2) {
-    for (int n = 0; ahead && n < n_lines; ++n) ahead->step();
-    W x = load<W>(values.at[i] + chunk * sizeof(W)), y = load<W>(values.at[i + 1] + chunk * sizeof(W));
-    W both = high ? high_halves(x, y) : low_halves(x, y), value[LEVEL_VECTORS];
-    if constexpr (C == Codec::int8) {
-      value[0] = (W)((SW)(both << 8) >> 8), value[1] = (W)((SW)both >> 8);
-    } else {
-      constexpr int first = PART % 2 * 2 * 4;  // bits
-      value[0] = raised((W)((UW)both >> first) & 0x000f000f);
-      value[1] = raised((W)((UW)both >> (first + 4)) & 0x000f000f);
+  each_panel(values, start & ~1, stop, int64_t(chunk) * sizeof(W), ahead, n_lines,
+             [&](int i, const uint8_t* row, int next) {
+#pragma GCC unroll 2
+    for (; i < next; i += 2, row += 2 * values.stride) {
+      W x = load<W>(row), y = load<W>(row + values.stride);
+      W both = high ? high_halves(x, y) : low_halves(x, y), value[LEVEL_VECTORS];
+      if constexpr (C == Codec::int8) {
+        value[0] = (W)((SW)(both << 8) >> 8), value[1] = (W)((SW)both >> 8);
+      } else {
+        constexpr int first = PART % 2 * 2 * 4;  // bits
+        value[0] = raised((W)((UW)both >> first) & 0x000f000f);
+        value[1] = raised((W)((UW)both >> (first + 4)) & 0x000f000f);
+      }
+      for (int r = 0; r < R; ++r) {
+        W weight = load<int32_t>(w.halves[r] + i) - W{};
+        for (int v = 0; v < LEVEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], value[v], weight);
+      }
     }
-    for (int r = 0; r < R; ++r) {
-      W weight = load<int32_t>(w.halves[r] + i) - W{};
-      for (int v = 0; v < LEVEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], value[v], weight);
-    }
-  }
+  });
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < LEVEL_VECTORS; ++v) {
       if (C == Codec::int4) sum[r][v] -= w.excess[r] - W{};
@@ -323,8 +349,8 @@ INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weigh
 template <Codec C, int R>
 INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* weights, const Levels& levels,
                      int dim, int stride, float* acc, Ahead* ahead) {
-  constexpr int chunk_dims = Chunk<C>::dims, step = in_integers<C> || (C == Codec::bf16 && BF16_PAIRS) ? 2 : 1;
-  int row_bytes = dim / Unit<C>::dims * Unit<C>::bytes, n_lines = (step * row_bytes + 32) / 64;
+  constexpr int chunk_dims = Chunk<C>::dims;
+  int n_lines = panel_lines<C>(dim);
   Weights<C, R> w;
   w.floats = weights;
   if constexpr (in_integers<C>) {

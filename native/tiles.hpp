@@ -7,20 +7,19 @@ struct Span {
 };
 
 constexpr int TILE_PANELS = TILE_TOKENS / PANEL_TOKENS;
-alignas(64) constexpr uint8_t ZEROS[MAX_DIM * sizeof(float)] = {};  // a row that is not there
 
 // Keys: [unit][16 tokens] each, units `stride` bytes apart. Only panels in the span are there, and
 // tokens of theirs beside the span hold anything, NaN included.
 struct KeyPanels {
-  Span span;
   int64_t stride;
   const uint8_t* at[TILE_PANELS];
 };
 
-// Values: rows of a whole number of chunks. Rows beside the span are zeros.
+// Values: of each 16 tokens the rows, of a whole number of chunks, `stride` bytes apart. Rows of them
+// beside the span hold anything, too.
 struct ValueRows {
-  Span span;
-  const uint8_t* at[TILE_TOKENS + 1];
+  int64_t stride;
+  const uint8_t* at[TILE_PANELS];
 };
 
 // Scales of a tile's rows, group by group; 0 beside the span.
@@ -39,6 +38,20 @@ INLINE void each_run(const Sequences& seqs, const uint8_t* arena, int sequence, 
     use(arena + offsets[block], token, i, n);
     i += n;
   }
+}
+
+// Cache lines of 16 rows, less what rounds down.
+template <Codec C>
+INLINE int panel_lines(int dim) { return dim / Unit<C>::dims * Unit<C>::bytes * PANEL_TOKENS / 64; }
+
+// Where the panels of a span begin, which lie in one block each.
+INLINE void find_panels(const Sequences& seqs, const uint8_t* arena, int sequence, const Field& f, int head, int tile,
+                        Span span, const uint8_t** found) {
+  each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+    int first = i / PANEL_TOKENS * PANEL_TOKENS;
+    const uint8_t* at = block + f.offset + head * f.head_stride + (token + first - i) * f.token_stride;
+    for (int j = first; j < i + n; j += PANEL_TOKENS, at += PANEL_TOKENS * f.token_stride) found[j / PANEL_TOKENS] = at;
+  });
 }
 
 template <int bytes>
@@ -66,20 +79,12 @@ void find_keys(const Sequences& seqs, const uint8_t* arena, int sequence, const 
   int n_units = p.dim / Unit<C>::dims;
   auto* copy = reinterpret_cast<uint8_t*>(room);
   int64_t panel_bytes = int64_t(n_units) * PANEL_TOKENS * bytes;
-  int first = span.start / PANEL_TOKENS, last = (span.stop - 1) / PANEL_TOKENS;
-  found.span = span;
   found.stride = PANEL_TOKENS * bytes;
   if (in_units<C> && p.data.token_stride == bytes && seqs.block_tokens % PANEL_TOKENS == 0) {
-    const int64_t* offsets = seqs.offsets + sequence * seqs.max_blocks;
     found.stride = p.data.unit_stride;
-    for (int i = first; i <= last; ++i) {
-      int token = tile + i * PANEL_TOKENS;
-      found.at[i] = arena + offsets[token / seqs.block_tokens] + p.data.offset + head * p.data.head_stride +
-                    token % seqs.block_tokens * p.data.token_stride;
-    }
-    return;
+    return find_panels(seqs, arena, sequence, p.data, head, tile, span, found.at);
   }
-  for (int i = first; i <= last; ++i) found.at[i] = copy + i * panel_bytes;
+  for (int i = span.start / PANEL_TOKENS; i * PANEL_TOKENS < span.stop; ++i) found.at[i] = copy + i * panel_bytes;
   if constexpr (in_units<C>) {
     each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
       for (int stop = i + n; i < stop; ++i, ++token)
@@ -105,50 +110,53 @@ void find_values(const Sequences& seqs, const uint8_t* arena, int sequence, cons
   auto* copy = reinterpret_cast<uint8_t*>(room);
   int padded = (p.dim + chunk_dims - 1) / chunk_dims * chunk_dims;
   int64_t row_bytes = int64_t(padded) / dims * bytes;
-  bool there = (in_units<C> || C == Codec::fp32) && padded == p.dim && p.data.unit_stride == p.data.unit_bytes;
-  found.span = span;
-  for (int i = 0; i < span.start; ++i) found.at[i] = ZEROS;
-  for (int i = span.stop; i <= TILE_TOKENS; ++i) found.at[i] = ZEROS;
+  bool there = (in_units<C> || C == Codec::fp32) && padded == p.dim && p.data.unit_stride == p.data.unit_bytes &&
+               seqs.block_tokens % PANEL_TOKENS == 0;
+  found.stride = there ? p.data.token_stride : row_bytes;
+  if (there) return find_panels(seqs, arena, sequence, p.data, head, tile, span, found.at);
+  for (int i = span.start / PANEL_TOKENS; i * PANEL_TOKENS < span.stop; ++i)
+    found.at[i] = copy + i * PANEL_TOKENS * row_bytes;
   each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
-    const uint8_t* row = block + p.data.offset + head * p.data.head_stride + token * p.data.token_stride;
-    for (int stop = i + n; i < stop; ++i, ++token, row += p.data.token_stride) {
-      found.at[i] = there ? row : copy + i * row_bytes;
-      if (there) continue;
+    for (int stop = i + n; i < stop; ++i, ++token) {
+      RowAt row = row_at(p, block, head, token);
       if constexpr (in_units<C>) {
         uint8_t* to = copy + i * row_bytes;
-        copy_units<bytes>(row, p.data.unit_stride, to, bytes, p.dim / dims);
+        copy_units<bytes>(row.data, p.data.unit_stride, to, bytes, p.dim / dims);
         for (int64_t at = int64_t(p.dim) / dims * bytes; at < row_bytes; ++at) to[at] = 0;
       } else {
-        decode_row<C>(row_at(p, block, head, token), p.dim, padded, room + i * padded);
+        decode_row<C>(row, p.dim, padded, room + i * padded);
       }
     }
   });
 }
 
-INLINE void load_halves(const uint8_t* from, int64_t stride, int n, float* to) {
+// n scales of bf16 (int8's) or fp16 (int4's).
+template <Codec C>
+INLINE void load_scales(const uint8_t* from, int64_t stride, int n, float* to) {
   int i = 0;
   if (stride == 2)
-    for (; i + LANES <= n; i += LANES) store(to + i, from_fp16(from + 2 * i));
-  for (; i < n; ++i) to[i] = half_to_float(load<uint16_t>(from + i * stride));
+    for (; i + LANES <= n; i += LANES)
+      store(to + i, C == Codec::int8 ? (F)(widen16(from + 2 * i) << 16) : from_fp16(from + 2 * i));
+  for (; i < n; ++i) {
+    auto bits = load<uint16_t>(from + i * stride);
+    to[i] = C == Codec::int8 ? float_of(uint32_t(bits) << 16) : half_to_float(bits);
+  }
 }
 
 template <Codec C>
 void load_levels(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
                  Span span, Levels& levels) {
-  levels.n_groups = C == Codec::int4 ? int4_groups(p.dim) : C == Codec::int8;
+  if constexpr (C != Codec::int8 && C != Codec::int4) return;
+  levels.n_groups = C == Codec::int4 ? int4_groups(p.dim) : 1;
   for (int g = 0; g < levels.n_groups; ++g) {
     for (int i = 0; i < span.start; ++i) levels.scales[g][i] = 0;
     for (int i = span.stop; i < TILE_TOKENS; ++i) levels.scales[g][i] = 0;
-    each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
-      RowAt row = row_at(p, block, head, token);
-      float* scales = levels.scales[g] + i;
-      if constexpr (C == Codec::int8)
-        for (int j = 0; j < n; ++j)
-          scales[j] = float_of(uint32_t(load<uint16_t>(row.scale + j * p.scale.token_stride)) << 16);
-      if constexpr (C == Codec::int4)
-        load_halves(row.scale + g * p.scale.unit_stride, p.scale.token_stride, n, scales);
-    });
   }
+  each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+    const uint8_t* from = row_at(p, block, head, token).scale;
+    for (int g = 0; g < levels.n_groups; ++g)
+      load_scales<C>(from + g * p.scale.unit_stride, p.scale.token_stride, n, levels.scales[g] + i);
+  });
 }
 
 // Fetches the blocks of a tile, keys and then values, and then those of the next, a cache line or
@@ -165,7 +173,7 @@ struct Ahead {
   int tile, block, stop;  // first block of the tile, block that is fetched, end of all
   int plane = 0, run = 0, n_runs[2] = {};
   Run runs[2][4];
-  const uint8_t *at = ZEROS, *end = ZEROS;
+  const uint8_t *at = nullptr, *end = nullptr;
   int lines;  // for each line that is taken
 
   Ahead(const Attend& call, const Entry& entry, int first_token, int stop_token)
@@ -204,13 +212,13 @@ struct Ahead {
     open();
   }
 
-  // The product took a line.
-  INLINE_MEMBER void step() {
-    for (int i = 0; i < lines; ++i) {
-      __builtin_prefetch(at, 0, 2);  // into the second cache: a tile of all heads is more than the first holds
-      at += 64;
-      if (at >= end) next();
-    }
+  // The product takes `n` lines. Not inlined: it would crowd the product's registers.
+  __attribute__((noinline)) void take(int n) {
+    for (n *= lines; n > 0 && lines; next())
+      for (; at < end; at += 64) {
+        if (n-- == 0) return;
+        __builtin_prefetch(at, 0, 2);  // into the second cache: a tile of all heads is more than the first holds
+      }
   }
 
   // A head of the tile that ends before `token` begins: as fast as it takes to be a tile ahead.

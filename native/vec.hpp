@@ -10,6 +10,7 @@ typedef uint16_t U16 __attribute__((vector_size(LANES * 2)));
 typedef int8_t I8x2 __attribute__((vector_size(LANES * 2)));
 typedef int16_t I16x2 __attribute__((vector_size(LANES * 4)));
 typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
@@ -67,6 +68,17 @@ INLINE I widen8_signed(const void* from) {
   return (I)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
   return __builtin_convertvector(load<I8>(from), I);
+#endif
+}
+
+// To nearest, to even, of what is far from the limits.
+INLINE I to_nearest(F x) {
+#if defined(__AVX512F__) && LANES == 16
+  return (I)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__) && LANES == 8
+  return (I)_mm256_cvtps_epi32((__m256)x);
+#else
+  return (I)((U)(x + 12582912.0f) << 10) >> 10;
 #endif
 }
 
@@ -161,10 +173,27 @@ INLINE F4 sums(F a, F b, F c, F d) {
 
 INLINE float sum(F x) { return sums(x, x, x, x)[0]; }
 
+// x where it is larger, and not NaN.
+template <class V>
+INLINE V larger(V x, V y) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_max_ps((__m512)x, (__m512)y);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_max_ps((__m256)x, (__m256)y);
+#endif
+  auto above = x > y;
+  return (V)((above & (decltype(above))x) | (~above & (decltype(above))y));
+}
+
+// The largest, where none is NaN.
 INLINE float largest(F x) {
-  float most = x[0];
-  for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+  F4 parts[LANES / 4];
+  store(parts, x);
+  F4 most = parts[0];
+  for (int i = 1; i < LANES / 4; ++i) most = larger(parts[i], most);
+  most = larger(__builtin_shufflevector(most, most, 2, 3, 2, 3), most);
+  return larger(__builtin_shufflevector(most, most, 1, 1, 1, 1), most)[0];
 }
 
 // For x <= 88; 0 below -87, 1 exactly at 0, NaN for NaN.
