@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdover.codecs.base import kv_choice
+from holdover.codecs.base import centred_layers, kv_choice
 from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
@@ -26,6 +26,7 @@ from holdover.plan.measured import measured_quality
 from holdover.plan.serving import Parts, ServingPlan, Subject, solve, tables_bytes
 from holdover.plan.warnings import plan_warnings
 from holdover.registry import check_plugin
+from holdover.spec.centres import CentreLayout
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -62,6 +63,10 @@ class Planned:
     @property
     def limits(self) -> Limits:
         return self.plan.limits
+
+    @property
+    def centres(self) -> CentreLayout:
+        return centre_layout(self.layout, self.geometry, self.limits)
 
 
 def plan_serving(
@@ -103,6 +108,7 @@ def plan_serving(
                 if blueprint is None
                 else blueprint.buffer_bytes(limits) + blueprint.input_bytes(limits)
             ),
+            centres_bytes=centre_layout(layout, geometry, limits).nbytes,
         )
 
     model_name = config.served_name or _model_name(config.model, checkpoint.path)
@@ -133,6 +139,17 @@ def plan_serving(
     return Planned(
         config, model_name, checkpoint, geometry, dtype, blueprint, threads, kernels, plan, warnings
     )
+
+
+def centre_layout(layout: CacheLayout, geometry: Geometry, limits: Limits) -> CentreLayout:
+    """Room for the centres of all keys whose codec asks for them, where whole heads are turned."""
+    layers = (
+        layer
+        for layer in centred_layers(layout)
+        if geometry.ropes[geometry.layer_ropes[layer]].dim == geometry.head_dim
+    )
+    ropes = geometry.layer_ropes
+    return CentreLayout.of(layout.spec, layers, ropes, limits.max_context_tokens)
 
 
 def process_bytes(vocab_size: int) -> int:

@@ -34,6 +34,7 @@ class Parts:
     workspace_bytes: int  # the kernel backend's scratch
     tables_bytes: int
     activations_bytes: int  # of one step, sampling included
+    centres_bytes: int = 0  # of keys, and the turns that place them
 
     @property
     def total_bytes(self) -> int:
