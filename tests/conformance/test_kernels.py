@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from holdover.codecs.base import codec_names, get_codec, uniform
-from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.kernels._centre import Centre, turn_table
+from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.kernels.native.availability import ISA_VARIABLE, extension
 from holdover.registry import load_plugin, plugin_names
 from holdover.spec.centres import CentreLayout
@@ -354,22 +354,20 @@ def test_attention_is_the_dense_one(backend: str, case: Case) -> None:
     check(backend, case, MIXES[case.mix])
 
 
-@pytest.mark.parametrize("softcap", SOFTCAPS)
-@pytest.mark.parametrize("residency", [Full(), Window(20), Window(6, 3), Chunk(12, 2)], ids=str)
 @pytest.mark.parametrize(
-    ("codec", "dtype"),
-    [("int4", torch.float32), ("int4", torch.bfloat16), ("bf16", torch.bfloat16), ("q4_0", torch.float32)],
+    "case",
+    [
+        Case("int4", centred=True),
+        Case("int4", Window(20), head_dim=96, block_tokens=3, mix="prefill", centred=True),
+        Case("int4", Window(6, 3), head_dim=32, block_tokens=40, mix="decode", centred=True),
+        Case("int4", Chunk(12, 2), softcap=3.0, dtype=torch.bfloat16, centred=True),
+        Case("bf16", softcap=3.0, dtype=torch.bfloat16, centred=True),
+        Case("q4_0", Window(20), centred=True),
+    ],
     ids=str,
-)  # fmt: skip
-def test_centred_keys(
-    backend: str, codec: str, dtype: torch.dtype, residency: Residency, softcap: float
-) -> None:
-    for block_tokens, head_dim, mix in ((16, 64, "mixed"), (3, 96, "prefill"), (40, 32, "decode")):
-        case = Case(
-            codec, residency, head_dim=head_dim, block_tokens=block_tokens, softcap=softcap,
-            dtype=dtype, centred=True,
-        )  # fmt: skip
-        check(backend, case, MIXES[mix])
+)
+def test_centred_keys(backend: str, case: Case) -> None:
+    check(backend, case, MIXES[case.mix])
 
 
 def test_centred_keys_of_long_contexts(backend: str) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from holdover.cache.arena import host_bytes
 from holdover.codecs.base import uniform
 from holdover.geometry.base import Geometry
+from holdover.kernels._centre import Centre, Centres, turn_table
 from holdover.kernels._tapped import TappedStep
 from holdover.kernels.base import AttentionBatch, KernelModule
-from holdover.kernels._centre import Centre, Centres, turn_table
 from holdover.models import _rope
 from holdover.models.base import Model
 from holdover.spec.centres import CentreLayout

@@ -36,7 +36,7 @@ class CentreLayout:
         layer_ropes: Sequence[int],
         max_context_tokens: int,
     ) -> CentreLayout:
-        """`layers` store their keys less their centre, `layer_ropes` are the ropes of all layers."""
+        """`layers` store their keys less their centre; `layer_ropes` are of all layers."""
         n_tiles = ceil_div(max_context_tokens, CENTRE_TOKENS * TILE_CENTRES)
         rows: dict[int, tuple[int, int, int]] = {}
         tables: dict[int, tuple[int, int, int]] = {}

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdover.kernels.base import AttentionBatch
 from holdover.kernels._centre import Centre, Centres
+from holdover.kernels.base import AttentionBatch
 from holdover.kernels.native.availability import chosen_isa, field_strides
 from holdover.kernels.native.threads import torch_parallel
 from holdover.spec.layout import CacheLayout
@@ -169,7 +169,8 @@ def _plane(
     [plane] = [p for p in layout.blocks[group].group.planes if p.name == name]
     rows, table, reach_tokens = 0, 0, 0
     if centre is not None:
-        assert centre.rows.is_contiguous() and centre.table.is_contiguous()
+        assert centre.rows.is_contiguous()
+        assert centre.table.is_contiguous()
         rows, table = centre.rows.data_ptr(), centre.table.data_ptr()
         reach_tokens = len(centre.table) * module.TILE_TOKENS
     return module.Plane(

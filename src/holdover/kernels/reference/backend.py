@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdover.kernels.base import AttentionBatch
 from holdover.kernels._centre import Centre, Centres
+from holdover.kernels.base import AttentionBatch
 from holdover.kernels.reference.gathers import Gather, Planner, RowSlice
 from holdover.kernels.reference.scratch import FLOAT_BYTES, Scratch
 from holdover.kernels.reference.views import PIECE_BYTES, PlaneView, block_locator
