@@ -175,7 +175,7 @@ def _restore(keys: Tensor, centre: Centre, starts: Tensor) -> None:
     """Decoded `keys` [blocks, block_tokens, heads, dim], a piece at a time."""
     places = torch.arange(keys.shape[1])
     piece = max(1, PIECE_BYTES // (keys[0].numel() * keys.element_size()))
-    for at, part in zip(starts.split(piece), keys.split(piece), strict=True):
+    for at, part in zip(torch.split(starts, piece), torch.split(keys, piece), strict=True):
         centre.restore(part, at[:, None] + places)
 
 
