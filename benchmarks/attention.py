@@ -25,9 +25,11 @@ import torch
 from rounds import Line, measure, plain_memory
 
 from holdover.cache.arena import HostArena
-from holdover.codecs.base import uniform
+from holdover.codecs.base import centred_layers, uniform
+from holdover.kernels._centre import Centre, Centres, turn_table
 from holdover.kernels.base import AttentionBatch, KernelBackend, KernelModule
 from holdover.registry import load_plugin
+from holdover.spec.centres import CentreLayout
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
@@ -48,7 +50,9 @@ class Cache:
     held: tuple[object, ...]
 
     @classmethod
-    def of(cls, backend: str, codec: str, context_tokens: int, threads: int) -> Cache:
+    def of(
+        cls, backend: str, codec: str, context_tokens: int, threads: int, centred: bool = True
+    ) -> Cache:
         layers = (LayerSpec(attention_planes(KV_HEADS, HEAD_DIM), Full()),) * LAYERS
         layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS), uniform(codec))
         n_blocks = ceil_div(context_tokens, BLOCK_TOKENS)
@@ -59,7 +63,8 @@ class Cache:
             module.workspace_bytes(layout, limits, QUERY_HEADS), dtype=torch.uint8
         )
         table = np.random.default_rng(0).permutation(n_blocks).astype(np.int32)[None]
-        kernels = module.bind(arena.bytes, layout, limits, scratch)
+        centres = centres_of(layout, context_tokens) if centred else {}
+        kernels = module.bind(arena.bytes, layout, limits, scratch, centres)
         return cls(kernels, layout, table, (arena, scratch))
 
     def begin(self, start: int, stop: int) -> object:
@@ -88,6 +93,16 @@ class Cache:
         query = torch.randn(1, QUERY_HEADS, HEAD_DIM)
         for layer in range(LAYERS):
             step.attend(layer, query, HEAD_DIM**-0.5)
+
+
+def centres_of(layout: CacheLayout, context_tokens: int) -> Centres:
+    """Random ones, for keys whose codec asks for them: what they are takes no time."""
+    shapes = CentreLayout.of(layout.spec, centred_layers(layout), (0,) * LAYERS, context_tokens)
+    turns = 1e-5 ** torch.linspace(0, 1, HEAD_DIM // 2)
+    tables = {rope: turn_table(turns, shape) for rope, shape in shapes.tables.items()}
+    return {
+        layer: Centre(torch.rand(shape) + 0.5, tables[0]) for layer, shape in shapes.rows.items()
+    }
 
 
 def compare(lines: Sequence[Line], backends: Sequence[str]) -> None:

@@ -155,6 +155,9 @@ struct Pass {
       }
       if (watched && !isa().within(keys, 2 * n().kv_heads * dim, watch.most)) watch.wrong[t] = 1;
     }
+    int64_t width = int64_t(turned) * dim;
+    for (int t = start; watch.taken && t < stop; ++t)
+      std::copy_n(b().wide + t * int64_t(n().qkv_width()), width, watch.taken + (int64_t(layer) * n_tokens + t) * width);
     if (!stores) return;
     const GroupStep& group = *groups[l.group];
     const auto& [keys, values] = cache().planes[layer];

@@ -51,6 +51,7 @@ struct Watch {
   std::vector<uint8_t> layers;  // per layer, whether its new rows are looked at
   float most;
   uint8_t* wrong;  // [tokens]
+  float* taken;    // or null: [layers, tokens, query and KV heads, head dim], queries and keys as they are turned
 };
 
 struct Decoder {

@@ -13,6 +13,7 @@
 namespace {
 #include "tiles.hpp"
 #include "products.hpp"
+#include "centre.hpp"
 
 constexpr float LEAST = -1e30f;  // a maximum of nothing: finite, so that differences are numbers
 constexpr int FIRST_LINES = 16;
@@ -20,7 +21,7 @@ constexpr int AHEAD_TOKENS = 8;  // tasks of more query tokens are bound by arit
 
 // One KV head's part of a task's scratch memory.
 struct Scratch {
-  float *query, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *tile;
+  float *query, *factors, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *tile;
   int32_t* excess;
 
   // `rows` of each head, of which this is number `head` of `heads`.
@@ -29,6 +30,7 @@ struct Scratch {
     tile = at, at += int64_t(TILE_TOKENS) * (s.padded_dim > s.padded_value_dim ? s.padded_dim : s.padded_value_dim);
     scores = at, at += int64_t(rows) * TILE_TOKENS;
     query = take(int64_t(rows) * s.padded_dim);
+    factors = take(int64_t(rows) * s.padded_dim);
     acc = take(int64_t(rows) * s.padded_value_dim);
     merged = take(int64_t(rows) * s.padded_value_dim);
     excess = reinterpret_cast<int32_t*>(take(int64_t(rows) * MOST_GROUPS));
@@ -87,6 +89,13 @@ void score(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ah
       if (ahead && row == 0) ahead->take(n_lines);
       score_panel<K, R>(keys, i, q, levels, s.scores + row * TILE_TOKENS);
     }
+  });
+}
+
+void centre(const Task& t, const Scratch& s, int tile, Span span) {
+  int stride = t.shape().padded_dim;
+  by_rows<CENTRE_ROWS>(t.rows, [&]<int R>(int row) {
+    add_centres<R>(*t.call.keys, tile, span, s.factors + row * stride, stride, s.scores + row * TILE_TOKENS);
   });
 }
 
@@ -176,6 +185,8 @@ void load_queries(const Task& t) {
           for (int d = 0; d < shape.dim; ++d) x[d] = float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16);
         else __builtin_memcpy(x, static_cast<const float*>(q.data) + at, shape.dim * sizeof(float));
         store(x + shape.dim, F{});
+        if (t.call.keys->centre.mean)
+          split_query(*t.call.keys, t.entry.head + head, t.call.scale, x, s.factors + row * shape.padded_dim);
         if constexpr (is_turned<C>) turn(x, shape.dim);
         s.query_scales[row] =
             prepare_query<K>(x, shape.dim, parts, t.call.scale, words, s.excess + row * MOST_GROUPS);
@@ -262,6 +273,7 @@ void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
     int kv_head = t.entry.head + head;
     if (ahead) ahead->pace(tile + TILE_TOKENS);
     with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, kv_head, tile, span, ahead); });
+    if (t.call.keys->centre.mean) centre(t, s, tile, span);
     for (int row = 0; row < t.rows; ++row) {
       if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
       hide(t, s.scores + row * TILE_TOKENS, row, tile, span);
@@ -375,15 +387,15 @@ void write_rows(const Write& call, int token_start, int token_stop) {
         int64_t at = token * call.rows.token_stride + head * call.rows.head_stride;
         if (call.rows.bf16) {
           const uint16_t* from = static_cast<const uint16_t*>(call.rows.data) + at;
-          if (C == Codec::bf16) {
+          if (C == Codec::bf16 && !p.centre.mean) {
             scatter<4>(reinterpret_cast<const uint8_t*>(from), p.data, const_cast<uint8_t*>(to.data), 2 * p.dim);
             continue;
           }
           for (int d = 0; d < p.dim; ++d) row[d] = float_of(uint32_t(from[d]) << 16);
-          store_row<C>(p, row, to);
-        } else {
-          store_row<C>(p, static_cast<const float*>(call.rows.data) + at, to);
         }
+        const float* stored = call.rows.bf16 ? row : static_cast<const float*>(call.rows.data) + at;
+        if (p.centre.mean) subtract_centre(p, head, position, stored, row), stored = row;
+        store_row<C>(p, stored, to);
       }
     }
   }

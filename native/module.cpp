@@ -34,12 +34,12 @@ Enum named(const char* const (&names)[N], const std::string& name) {
 }
 
 Plane make_plane(const std::string& codec, int heads, int dim,
-                 const std::array<std::array<int64_t, 5>, 4>& fields) {
+                 const std::array<std::array<int64_t, 5>, 4>& fields, const Centre& centre) {
   if (dim < 1 || dim > MAX_DIM) throw std::invalid_argument("a row has 1 to 512 dims");
   auto field = [&](int i) {
     return Field{fields[i][0], fields[i][1], fields[i][2], fields[i][3], fields[i][4]};
   };
-  return {named<Codec>(CODECS, codec), heads, dim, field(0), field(1), field(2), field(3)};
+  return {named<Codec>(CODECS, codec), heads, dim, field(0), field(1), field(2), field(3), centre};
 }
 
 int64_t workspace_bytes(int kv_heads, int query_heads, int dim, int value_dim, int threads,
@@ -165,9 +165,9 @@ void bind_decoder(nb::module_& m) {
          "ropes"_a, "layers"_a)
       .def("forward", [](const Decoder& self, Address token_ids, Address positions,
                          const std::vector<GroupStep*>& groups, Address logit_rows, int n_rows,
-                         const std::vector<int>& watched, float most, Address wrong) {
+                         const std::vector<int>& watched, float most, Address wrong, Address taken) {
         nb::gil_scoped_release released;
-        Watch watch{std::vector<uint8_t>(self.layers.size(), 0), most, at<uint8_t>(wrong)};
+        Watch watch{std::vector<uint8_t>(self.layers.size(), 0), most, at<uint8_t>(wrong), at<float>(taken)};
         for (int layer : watched) watch.layers.at(layer) = 1;
         self.forward(at<int64_t>(token_ids), at<int64_t>(positions), groups, at<int64_t>(logit_rows), n_rows, watch);
       });
@@ -185,21 +185,26 @@ NB_MODULE(_native, m) {
   });
   m.def("codecs", [] { return std::vector<std::string>(std::begin(CODECS), std::end(CODECS)); });
   m.attr("MAX_DIM") = MAX_DIM;
+  m.attr("TILE_TOKENS") = TILE_TOKENS;
   m.def("workspace_bytes", &workspace_bytes, "kv_heads"_a, "query_heads"_a, "dim"_a, "value_dim"_a,
         "threads"_a, "max_sequences"_a, "max_context_tokens"_a);
   nb::class_<Plane>(m, "Plane").def(
       "__init__",
       [](Plane* self, const std::string& codec, int heads, int dim,
-         const std::array<std::array<int64_t, 5>, 4>& fields) {
-        new (self) Plane(make_plane(codec, heads, dim, fields));
+         const std::array<std::array<int64_t, 5>, 4>& fields, Address centre_rows,
+         Address centre_table, int64_t centre_tokens) {
+        const float* rows = at<float>(centre_rows);
+        Centre centre{rows, rows ? rows + heads * dim : nullptr, at<float>(centre_table), centre_tokens};
+        new (self) Plane(make_plane(codec, heads, dim, fields, centre));
       },
-      "codec"_a, "heads"_a, "dim"_a, "fields"_a);
+      "codec"_a, "heads"_a, "dim"_a, "fields"_a, "centre_rows"_a, "centre_table"_a, "centre_tokens"_a);
   nb::class_<Cache>(m, "Cache").def(
       nb::init<Address, Address, int64_t, int, const std::string&, Address, int>(), "arena"_a,
       "workspace"_a, "workspace_bytes"_a, "block_tokens"_a, "isa"_a, "parallel"_a, "threads"_a)
       .def("set_planes", [](Cache& self, int layer, const Plane& keys, const Plane& values) {
         if (int(self.planes.size()) <= layer) self.planes.resize(layer + 1);
         self.planes[layer] = {keys, values};
+        if (keys.centre.mean) self.most_tokens = std::min(self.most_tokens, keys.centre.most_tokens);
       });
   nb::class_<GroupStep>(m, "GroupStep")
       .def(nb::init<const Cache&, Ints, Ints, Offsets, Ints, int>(), nb::keep_alive<1, 2>())

@@ -42,6 +42,7 @@ struct Cache {
   float* workspace;
   int64_t workspace_floats;
   int block_tokens;
+  int64_t most_tokens = INT64_MAX;  // of a sequence: as far as the centres of keys reach
   const Isa* isa;
   Team team;
   std::vector<std::pair<Plane, Plane>> planes;  // keys and values, of each layer that stores some
@@ -88,6 +89,7 @@ struct GroupStep {
       throw std::invalid_argument("one first visible position for each token is needed");
     for (int s = 0; s < n; ++s) {
       int stop = context_tokens.data()[s], start = stop - sequences.n_queries(s);
+      if (stop > cache.most_tokens) throw std::invalid_argument("a sequence is longer than its keys have centres");
       if (start < 0 || stop > int64_t(offsets.shape(1)) * cache.block_tokens)
         throw std::invalid_argument("a sequence is longer than its block table");
       for (int position = start; position < stop; ++position)

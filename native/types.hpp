@@ -11,6 +11,8 @@ namespace holdover {
 constexpr int TILE_TOKENS = 128;    // keys of one softmax update, at multiples of itself
 constexpr int SPLIT_TOKENS = 256;   // keys of one partial result, at multiples of itself
 constexpr int PANEL_TOKENS = 16;    // keys that a product takes side by side
+constexpr int CENTRE_TOKENS = 16;   // keys with one centre, at multiples of itself
+constexpr int TILE_CENTRES = TILE_TOKENS / CENTRE_TOKENS;
 constexpr int SPAN_DIMS = 64;       // of int4: two groups, dims 0 and 1 of each four, and the others
 constexpr int SPAN_GROUPS = 2;
 constexpr int MOST_GROUPS = 16;     // scales of a row: MAX_DIM / 32
@@ -28,12 +30,21 @@ struct Field {
   int64_t offset, head_stride, token_stride, unit_stride, unit_bytes;  // bytes; offset in the block
 };
 
+// What a layer's keys are stored less of, or null: see centre.hpp. `mean` and `spread` are
+// [head][dim], `table`, which layers share, [tile][cosines of dim / 2 pairs, then sines][centre]; it
+// reaches as far as `most_tokens`.
+struct Centre {
+  const float *mean, *spread, *table;
+  int64_t most_tokens;
+};
+
 // One layer's plane. `data` holds levels or values; a codec without scale, minimum or fifth bits
 // leaves those fields at zero and never reads them.
 struct Plane {
   Codec codec;
   int heads, dim;
   Field data, scale, minimum, high;
+  Centre centre;
 };
 
 // The sequences of a step as one group of layers sees them.

@@ -28,9 +28,11 @@ import torch
 from torch import Tensor
 
 from holdover.codecs.base import codec_names, get_codec, uniform
+from holdover.kernels._centre import Centre, turn_table
 from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.kernels.native.availability import ISA_VARIABLE, extension
 from holdover.registry import load_plugin, plugin_names
+from holdover.spec.centres import CentreLayout
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, Plane
 from holdover.spec.layout import CacheLayout
@@ -78,6 +80,7 @@ class Case:
     value_dim: int | None = None
     dtype: torch.dtype = torch.float32
     threads: int = 2
+    centred: bool = False
 
     def __str__(self) -> str:
         parts = (self.codec, self.residency, self.heads, self.head_dim, self.block_tokens)
@@ -145,7 +148,37 @@ class World:
         self.room = torch.full((self.workspace_bytes + 4096,), CANARY).byte()
         self.room[: self.workspace_bytes] = 0xFF
         workspace = self.room[: self.workspace_bytes]
-        self.backend = module.bind(self.arena, self.layout, limits, workspace)
+        self.centres = self._make_centres(most) if case.centred else {}
+        self.backend = module.bind(self.arena, self.layout, limits, workspace, self.centres)
+
+    def _make_centres(self, max_context_tokens: int) -> dict[int, Centre]:
+        """Layer 1 has another rope than layers 0 and 2, as window layers have. The means are
+        several times what keys differ by."""
+        generator = torch.Generator().manual_seed(5)
+        layout = CentreLayout.of(self.spec, (0, 1, 2), (0, 1, 0, 0), max_context_tokens)
+        tables = {
+            rope: turn_table(theta ** -torch.linspace(0, 1, shape[1] // 2), shape)
+            for theta, (rope, shape) in zip((1e4, 1e2), layout.tables.items(), strict=True)
+        }
+        centres = {}
+        for layer, shape in layout.rows.items():
+            means = 4 * torch.randn(shape[1:], generator=generator)
+            spreads = 2.0 ** torch.rand(shape[1:], generator=generator)
+            centres[layer] = Centre(torch.stack((means, spreads)), tables[int(layer == 1)])
+        assert layout.nbytes == 4 * sum(
+            t.numel() for t in (*tables.values(), *(c.rows for c in centres.values()))
+        )
+        return centres
+
+    def as_stored(self, layer: int, plane: str, rows: Tensor) -> Tensor:
+        """What the codec gives back of a layer's rows at positions 0, 1, ..."""
+        if plane != "k" or layer not in self.centres:
+            return self.codec.decode(self.codec.encode(rows))
+        centre, positions = self.centres[layer], torch.arange(len(rows))
+        stored = centre.stored(rows.float(), positions)
+        found = self.codec.decode(self.codec.encode(stored))
+        centre.restore(found, positions)
+        return found
 
     def _deal(self, sectors: list[int], needs: list[int]) -> list[np.ndarray]:
         """Per group, a table of scattered block numbers in sectors that only it holds."""
@@ -215,6 +248,10 @@ class World:
                 for plane in self.spec.layers[layer].planes
             }
             shape = (queries, self.case.heads[0], self.case.head_dim)
+            for layer, centre in self.centres.items():
+                keys = rows[layer, "k"].float()
+                centre.restore(keys, torch.arange(context))
+                rows[layer, "k"] = keys.to(self.case.dtype)
             query = torch.randn(shape, generator=generator).to(self.case.dtype)
             made.append(Running(context, queries, rows, query))
         return made
@@ -245,10 +282,11 @@ def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
     """Attention of a sequence's queries in float64, every head and score written out."""
     case, residency = world.case, world.spec.layers[layer].residency
     storage, shared = world.spec.storage_layer(layer), case.heads[0] // case.heads[1]
-    codec = world.codec
     keys, values = (
-        (rows if exact else codec.decode(codec.encode(rows))).double().repeat_interleave(shared, 1)
-        for rows in (running.rows[storage, "k"], running.rows[storage, "v"])
+        (rows if exact else world.as_stored(storage, plane, rows))
+        .double()
+        .repeat_interleave(shared, 1)
+        for plane, rows in ((p, running.rows[storage, p]) for p in "kv")
     )
     positions = range(running.start, running.context)
     pairs = [[not visible(residency, p, j) for j in range(running.context)] for p in positions]
@@ -286,6 +324,7 @@ def check(
                 want = dense(world, running, layer, exact)
                 error = (got - want).abs() - rounding * want.abs()
                 tolerance = rounding_of(backend, case) + exact * 16 * world.codec.max_error
+                tolerance *= 2 if case.centred else 1  # spreads up to 2
                 assert (error <= tolerance).all(), f"layer {layer}: off by {error.max():.2e}"
     assert world.free_bytes_are_untouched()
 
@@ -313,6 +352,27 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("case", pairwise(AXES), ids=str)
 def test_attention_is_the_dense_one(backend: str, case: Case) -> None:
     check(backend, case, MIXES[case.mix])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("int4", centred=True),
+        Case("int4", Window(20), head_dim=96, block_tokens=3, mix="prefill", centred=True),
+        Case("int4", Window(6, 3), head_dim=32, block_tokens=40, mix="decode", centred=True),
+        Case("int4", Chunk(12, 2), softcap=3.0, dtype=torch.bfloat16, centred=True),
+        Case("bf16", softcap=3.0, dtype=torch.bfloat16, centred=True),
+        Case("q4_0", Window(20), centred=True),
+    ],
+    ids=str,
+)
+def test_centred_keys(backend: str, case: Case) -> None:
+    check(backend, case, MIXES[case.mix])
+
+
+def test_centred_keys_of_long_contexts(backend: str) -> None:
+    case = Case(codec="int4", residency=Window(1500, 3), head_dim=16, centred=True)
+    check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (1025, 40), (40, 1)), layers=[0, 1])
 
 
 @pytest.mark.slow
@@ -374,7 +434,7 @@ def test_chunked_equals_whole(backend: str, residency: Residency) -> None:
         torch.testing.assert_close(world.step([running])[0], want[start:stop], atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int4 centred"])
 @pytest.mark.parametrize("residency", [Full(), Window(700, 3), Chunk(1100)], ids=str)
 def test_native_results_are_the_same_bit_for_bit(
     backend: str, codec: str, residency: Residency
@@ -382,7 +442,8 @@ def test_native_results_are_the_same_bit_for_bit(
     """Whole, in chunks, alone, batched and on one thread: past several partial results of keys."""
     if backend != "native":
         pytest.skip("the reference sums by shape, within a tolerance")
-    case = Case(codec=codec, residency=residency, head_dim=64)
+    name, _, centred = codec.partition(" ")
+    case = Case(codec=name, residency=residency, head_dim=64, centred=bool(centred))
     context = 2300
     world = World(backend, case, [(context, context)])
     [whole] = world.sequences([(context, context)])

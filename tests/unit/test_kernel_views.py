@@ -25,6 +25,7 @@ class Lanes:
 
     name: str = "lanes"
     serves: bool = True
+    centres_keys: bool = False
     max_error: float = 2.0**-11
     error_from: float = 2.0**-14
 

@@ -14,7 +14,7 @@ from holdover.codecs._choice import KvChoice, parse_choice
 from holdover.errors import ConfigError
 from holdover.registry import load_all
 from holdover.spec.layers import Plane
-from holdover.spec.layout import CodecChoice, Field
+from holdover.spec.layout import CacheLayout, CodecChoice, Field
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,10 @@ class SizedCodec(Protocol):
     @property
     def serves(self) -> bool:
         """Whether it is a `Codec` that the engine can store rows with."""
+
+    @property
+    def centres_keys(self) -> bool:
+        """Whether keys are stored less their centre, where a model has one: `kernels._centre`."""
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]: ...
 
@@ -97,6 +101,12 @@ def kv_choice(text: str) -> KvChoice:
 def sized_kv_choice(text: str) -> KvChoice:
     """`--kv` for sizing: any codec that is known."""
     return parse_choice(text, get_sized_codec)
+
+
+def centred_layers(layout: CacheLayout) -> tuple[int, ...]:
+    """The layers whose keys are stored less their centre."""
+    codecs = {p.layer: p.codec for b in layout.blocks for p in b.fields if p.plane == "k"}
+    return tuple(layer for layer, name in sorted(codecs.items()) if _codecs()[name].centres_keys)
 
 
 def demand(codec: str, plane: Plane, fits: bool, needs: str) -> None:

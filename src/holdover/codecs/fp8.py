@@ -27,6 +27,7 @@ class Fp8:
 
     name: str = "fp8"
     serves: bool = True
+    centres_keys: bool = False
     max_error: float = 2.0**-4
     error_from: float = 2.0**-6
 

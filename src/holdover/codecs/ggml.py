@@ -37,6 +37,7 @@ class Ggml:
     has_minimum: bool
     max_error: float  # without a minimum, a row's other end lies a whole level off
     serves: bool = True
+    centres_keys: bool = False
     error_from: float = 2.0**-7  # below it fp16 scales lose digits
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:

@@ -40,6 +40,7 @@ class Int4:
 
     name: str = "int4"
     serves: bool = True
+    centres_keys: bool = True
     max_error: float = 0.27  # a group of one large element, and all others half between two levels
     error_from: float = 2.0**-7
 

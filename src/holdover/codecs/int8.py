@@ -29,6 +29,7 @@ class Int8:
 
     name: str = "int8"
     serves: bool = True
+    centres_keys: bool = False
     # Half a level, when all of 512 dims are in one turned element.
     max_error: float = 0.5 / LEVELS * (1 + 2.0**-7) * 2.0**4.5
     error_from: float = 2.0**-100

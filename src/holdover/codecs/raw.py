@@ -26,6 +26,7 @@ class Raw:
 
     dtype: DType
     serves: bool = True
+    centres_keys: bool = False
 
     @property
     def name(self) -> str:

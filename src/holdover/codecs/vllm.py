@@ -27,6 +27,7 @@ class LatentRows:
     scaled: tuple[str, ...]
     plain: tuple[str, ...] = ()
     serves: bool = False
+    centres_keys: bool = False
 
     def fields(self, plane: Plane, block_tokens: int) -> tuple[Field, ...]:
         known = plane.name in self.scaled + self.plain

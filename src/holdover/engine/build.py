@@ -19,8 +19,10 @@ from holdover.cache.tiers._open import open_tiers, tenant_salt
 from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
 from holdover.engine.sampler import sampler_bytes
+from holdover.kernels._centre import Centres
+from holdover.models import _centring
 from holdover.models.base import Model, load_model
-from holdover.text.tokenizer import load_tokenizer
+from holdover.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def build_engine(planned: Planned) -> Engine:
@@ -37,8 +39,9 @@ def build_engine(planned: Planned) -> Engine:
     _as_planned("arena", arena.nbytes, plan.arena_bytes)
     model = _load(planned)
     workspace = torch.zeros(plan.parts.workspace_bytes, dtype=torch.uint8)
-    kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace)
-    seed = _identity(planned)
+    centres = find_centres(planned, model, tokenizer)
+    kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace, centres)
+    seed = _identity(planned, centres)
     tiers = open_tiers(planned.tiers, plan.layout, seed + plan.layout.fingerprint)
     _as_planned("tiers", sum(tier.buffer_bytes for tier in tiers), plan.parts.tiers_bytes)
     mover = Mover(plan.layout, tiers, Costs()) if tiers else None
@@ -80,11 +83,26 @@ def _load(planned: Planned) -> Model:
     return decoder
 
 
-def _identity(planned: Planned) -> bytes:
+def find_centres(planned: Planned, model: Model, tokenizer: Tokenizer) -> Centres:
+    """What keys are stored less of, where their codec asks for it: by computing a short text."""
+    centres = _centring.find_centres(
+        model,
+        planned.kernels,
+        planned.centres,
+        planned.layout.spec,
+        planned.limits,
+        _centring.text_tokens(tokenizer),
+    )
+    _as_planned("centres", _centring.nbytes(centres), planned.plan.parts.centres_bytes)
+    return centres
+
+
+def _identity(planned: Planned, centres: Centres) -> bytes:
     """What keys and values follow from: the weights, and how they are stored and multiplied."""
     subject = planned.plan.subject
-    form = f"{subject.dtype} {subject.weights} {subject.decoder}"
-    return hashlib.blake2b(planned.checkpoint.digest() + form.encode(), digest_size=32).digest()
+    form = f"{subject.dtype} {subject.weights} {subject.decoder}".encode()
+    of_all = planned.checkpoint.digest() + form + _centring.digest(centres)
+    return hashlib.blake2b(of_all, digest_size=32).digest()
 
 
 def _fingerprint(planned: Planned, identity: bytes) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdover.cache.tiers._open import parse_tiers, tiers_bytes
 from holdover.cache.tiers.base import TierSpec
-from holdover.codecs.base import kv_choice
+from holdover.codecs.base import centred_layers, kv_choice
 from holdover.config import Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
@@ -28,6 +28,7 @@ from holdover.plan.measured import measured_quality
 from holdover.plan.serving import Parts, ServingPlan, Subject, solve, tables_bytes
 from holdover.plan.warnings import plan_warnings
 from holdover.registry import check_plugin
+from holdover.spec.centres import CentreLayout
 from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -65,6 +66,10 @@ class Planned:
     @property
     def limits(self) -> Limits:
         return self.plan.limits
+
+    @property
+    def centres(self) -> CentreLayout:
+        return centre_layout(self.layout, self.geometry, self.limits)
 
 
 def plan_serving(
@@ -109,6 +114,7 @@ def plan_serving(
                 if blueprint is None
                 else blueprint.buffer_bytes(limits) + blueprint.input_bytes(limits)
             ),
+            centres_bytes=centre_layout(layout, geometry, limits).nbytes,
         )
 
     model_name = config.served_name or _model_name(config.model, checkpoint.path)
@@ -149,6 +155,17 @@ def plan_serving(
         plan,
         warnings,
     )
+
+
+def centre_layout(layout: CacheLayout, geometry: Geometry, limits: Limits) -> CentreLayout:
+    """Room for the centres of all keys whose codec asks for them, where whole heads are turned."""
+    layers = (
+        layer
+        for layer in centred_layers(layout)
+        if geometry.ropes[geometry.layer_ropes[layer]].dim == geometry.head_dim
+    )
+    ropes = geometry.layer_ropes
+    return CentreLayout.of(layout.spec, layers, ropes, limits.max_context_tokens)
 
 
 def process_bytes(vocab_size: int) -> int:

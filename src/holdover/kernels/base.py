@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from holdover.kernels._centre import Centres
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
@@ -69,6 +71,12 @@ class KernelModule(Protocol):
         """
 
     def bind(
-        self, arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor
+        self,
+        arena: Tensor,
+        layout: CacheLayout,
+        limits: Limits,
+        workspace: Tensor,
+        centres: Centres | None = None,
     ) -> KernelBackend:
-        """`arena` and `workspace` are one-dimensional uint8 tensors."""
+        """`arena` and `workspace` are one-dimensional uint8 tensors. `centres` reach as far as the
+        limits' context."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from holdover.cache.arena import host_bytes
 from holdover.geometry.base import Geometry, expected_tensors
+from holdover.kernels._tapped import TappedStep
 from holdover.kernels._watched import WatchedStep
 from holdover.kernels.base import AttentionStep
 from holdover.kernels.native.backend import Step
@@ -56,8 +57,12 @@ class NativeDecoder:
     ) -> Tensor:
         """The logits are of this step until the next."""
         watched = step if isinstance(step, WatchedStep) else None
-        inner = step if watched is None else watched.step
+        tapped = step if isinstance(step, TappedStep) else None
+        inner = step.step if isinstance(step, (WatchedStep, TappedStep)) else step
         assert isinstance(inner, Step), "a native decoder works on native steps"
+        g = self.geometry
+        n_taken = 0 if tapped is None else len(token_ids)
+        taken = torch.empty(len(g.layers), n_taken, g.query_heads + g.kv_heads, g.head_dim)
         wrong = np.zeros(len(token_ids), dtype=np.bool_)
         self.decoder.forward(
             token_ids.data_ptr(),
@@ -68,7 +73,12 @@ class NativeDecoder:
             () if watched is None else watched.layers,
             torch.inf if watched is None else watched.most,
             wrong.ctypes.data,
+            0 if tapped is None else taken.data_ptr(),
         )
+        if tapped is not None:
+            for layer, rows in enumerate(taken):
+                tapped.take("q", layer, rows[:, : g.query_heads])
+                tapped.take("k", layer, rows[:, g.query_heads :])
         if watched is not None:
             watched.note(wrong)
         return self.logits[: len(logit_rows)]

@@ -35,6 +35,7 @@ class Parts:
     tables_bytes: int
     activations_bytes: int  # of one step, sampling included
     tiers_bytes: int = 0  # in this process: a region, or buffers of what lies elsewhere
+    centres_bytes: int = 0  # of keys, and the turns that place them
 
     @property
     def total_bytes(self) -> int:

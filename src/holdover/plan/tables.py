@@ -24,6 +24,7 @@ _MEANING = {
     "tables_bytes": "block tables: the cache's own and one step's",
     "activations_bytes": "one step's widest forward pass and sampling",
     "tiers_bytes": "what --tiers keep in this process",
+    "centres_bytes": "what keys are stored less of",
     "arena_bytes": "the KV cache, whole sectors",
     "slack_bytes": "KV budget that fills no sector",
 }
@@ -108,7 +109,7 @@ def _context(limits: dict[str, Any]) -> str:
 def _memory_table(console: Console, report: dict[str, Any]) -> Table:
     table = _table(console, "memory", ">size", ">bytes", "what it is")
     for key, n_bytes in report["memory"].items():
-        if key == "tiers_bytes" and not n_bytes:
+        if key in ("tiers_bytes", "centres_bytes") and not n_bytes:
             continue
         name = key.removesuffix("_bytes")
         table.add_row(name, format_bytes(n_bytes), f"{n_bytes:,}", _MEANING[key])

@@ -16,10 +16,12 @@ from torch import Tensor
 from holdover.cache.arena import HostArena
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
+from holdover.engine.build import find_centres
 from holdover.engine.planning import Planned
 from holdover.engine.runner import block_tables
 from holdover.kernels.base import AttentionBatch, KernelBackend
 from holdover.models.base import Model
+from holdover.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,13 @@ class ForcedCache:
     step_tokens: int
 
     @classmethod
-    def of(cls, planned: Planned, model: Model) -> ForcedCache:
+    def of(cls, planned: Planned, model: Model, tokenizer: Tokenizer) -> ForcedCache:
         """With the sizes that the plan states."""
         plan = planned.plan
         arena = HostArena(plan.arena_bytes)
         workspace = torch.zeros(plan.parts.workspace_bytes, dtype=torch.uint8)
-        kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace)
+        centres = find_centres(planned, model, tokenizer)
+        kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace, centres)
         manager = CacheManager(plan.layout, arena)
         return cls(model, kernels, manager, plan.limits.step_tokens)
 

@@ -187,7 +187,7 @@ class _Run:
         ]
         torch.set_num_threads(planned[0].threads)
         model = load_model(checkpoint, geometry, planned[0].dtype)
-        caches = [ForcedCache.of(plan, model) for plan in planned]
+        caches = [ForcedCache.of(plan, model, tokenizer) for plan in planned]
         each = procedure.chunks * procedure.context + (len(probe.context) if probe else 0)
         return cls(planned, caches, text, chunks, probe, each * len(caches))
 

@@ -27,11 +27,13 @@ from holdover.cache.tiers._open import open_tiers, parse_tiers
 from holdover.codecs.base import kv_choice
 from holdover.engine.api import Event, SamplingParams, TokenLogprob, Usage
 from holdover.engine.engine import Engine
+from holdover.engine.planning import centre_layout
 from holdover.geometry.base import read_geometry
 from holdover.kernels._selection import AUTO, asked_backend, select_backend
 from holdover.kernels.base import AttentionBatch, AttentionStep, KernelBackend
 from holdover.kernels.native.availability import extension
 from holdover.models._blueprint import Blueprint
+from holdover.models._centring import find_centres, text_tokens
 from holdover.models._native import load_weights, with_weights
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
@@ -241,13 +243,16 @@ def serve() -> Iterator[Serve]:
         kernels = select_backend(backend or asked_backend(AUTO), layout).module
         workspace_bytes = kernels.workspace_bytes(layout, limits, geometry.query_heads)
         workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
-        gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace))
         opened = open_tiers(
             parse_tiers(tiers), layout, loaded.checkpoint.digest() + layout.fingerprint
         )
         mover = Mover(layout, opened, Costs()) if opened else None
         manager = CacheManager(layout, arena, mover=mover)
         model = loaded.native(native_weights, limits) if native_weights else loaded.model
+        shapes = centre_layout(layout, geometry, limits)
+        text = text_tokens(loaded.tokenizer)
+        centres = find_centres(model, kernels, shapes, spec, limits, text)
+        gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace, centres))
         engine = Engine(
             model=model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
             limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,

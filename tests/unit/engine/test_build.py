@@ -61,6 +61,23 @@ def test_the_fingerprint_follows_what_decides_an_answer(config: Config) -> None:
     assert len({*found}) == 3
 
 
+def test_keys_stored_less_other_centres_are_never_found(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The centres of int4's keys are part of what a cached block is known by; int8 has none."""
+    found = []
+    starts = (("int4", "a"), ("int4", "a"), ("int4", "b"), ("int8", "a"), ("int8", "b"))
+    for kv, text in starts:
+        monkeypatch.setattr("holdover.models._centring.TEXT", text)
+        planned = plan_serving(replace(config, kv=kv))
+        assert (planned.plan.parts.centres_bytes > 0) == (kv == "int4")
+        engine = build_engine(planned)
+        engine.shutdown(0)
+        found.append(engine.fingerprint)
+    assert found[0] == found[1] != found[2]
+    assert found[3] == found[4]
+
+
 def test_an_arena_that_the_machine_refuses_is_said_before_the_load(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

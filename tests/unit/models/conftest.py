@@ -17,10 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdover.codecs.base import uniform
+from holdover.codecs.base import kv_choice
+from holdover.engine.planning import centre_layout
 from holdover.geometry.base import Geometry
+from holdover.kernels._centre import Centres
 from holdover.kernels._selection import AUTO, asked_backend, select_backend
 from holdover.kernels.base import AttentionBatch, AttentionStep
+from holdover.models._centring import find_centres
 from holdover.models.base import Model
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -100,7 +103,10 @@ class ContiguousCache:
 
 
 class PagedCache:
-    """A group owns every n-th sector of an arena and takes its blocks one by one, never back."""
+    """A group owns every n-th sector of an arena and takes its blocks one by one, never back.
+
+    With a model, keys have centres where their codec asks for them.
+    """
 
     def __init__(
         self,
@@ -109,18 +115,23 @@ class PagedCache:
         block_tokens: int = 4,
         capacity_tokens: int = 200,
         backend: str | None = None,
+        model: Model | None = None,
     ) -> None:
         limits = Limits(16, 4096, 4096, torch.get_num_threads())
         spec = CacheSpec.of(geometry.layers, block_tokens)
-        self.layout = CacheLayout.of(spec, uniform(codec))
+        self.layout = CacheLayout.of(spec, kv_choice(codec))
         n_blocks = ceil_div(capacity_tokens, block_tokens)
         n_sectors = len(spec.groups) * ceil_div(n_blocks, min(self.layout.blocks_per_sector))
         # Bytes that are no number: a read of a row that was never written shows.
         arena = torch.full((n_sectors * self.layout.sector_bytes,), 0xFF, dtype=torch.uint8)
-        kernels = select_backend(backend or asked_backend(AUTO), self.layout).module
+        kernels = self.kernels = select_backend(backend or asked_backend(AUTO), self.layout).module
         workspace_bytes = kernels.workspace_bytes(self.layout, limits, geometry.query_heads)
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
-        self.backend = kernels.bind(arena, self.layout, limits, workspace)
+        centres: Centres = {}
+        if model is not None:
+            shapes = centre_layout(self.layout, geometry, limits)
+            centres = find_centres(model, kernels, shapes, spec, limits, range(60))
+        self.backend = kernels.bind(arena, self.layout, limits, workspace, centres)
         self.tables: list[dict[int, list[int]]] = [{} for _ in spec.groups]
         self.taken = [0 for _ in spec.groups]
 

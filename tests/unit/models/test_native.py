@@ -92,7 +92,7 @@ def load(checkpoint: Checkpoint, element: str, limits: Limits = LIMITS) -> Nativ
 def logits_of(
     model: Any, turns: Any, codec: str = "fp32", prompts: list[Tensor] | None = None
 ) -> list[Tensor]:
-    cache = PagedCache(model.geometry, codec, backend="native")
+    cache = PagedCache(model.geometry, codec, backend="native", model=model)
     return step_through(model, cache, prompts or make_prompts(), turns)
 
 
@@ -117,7 +117,7 @@ def test_it_computes_what_torch_does(checkpoint: Checkpoint, element: str, isa: 
 
 
 @pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
 def test_no_bit_depends_on_batch_cut_or_threads(
     tiny: Checkpoint, element: str, codec: str, isa: str
 ) -> None:

@@ -122,7 +122,7 @@ def asked(checkpoint: Checkpoint, context_tokens: int) -> tuple[ForcedCache, Pro
     tokenizer = load_tokenizer(checkpoint)
     text = tokenizer.encode("It is said that nobody ever knew. " * 40, add_special_tokens=False)
     model = load_model(checkpoint, planned.geometry, planned.dtype)
-    return ForcedCache.of(planned, model), make_probe(tokenizer, text, context_tokens)
+    return ForcedCache.of(planned, model, tokenizer), make_probe(tokenizer, text, context_tokens)
 
 
 def test_a_model_recalls_what_stands_in_its_context_and_nothing_else(smollm2_path: Path) -> None:

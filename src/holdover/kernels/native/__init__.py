@@ -17,6 +17,8 @@ from holdover.spec.limits import Limits
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from holdover.kernels._centre import Centres
+
 
 def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> int:
     """Scratch of each thread, and room for the partial results of long sequences."""
@@ -38,7 +40,13 @@ def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> in
     return max(needs)
 
 
-def bind(arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor) -> KernelBackend:
+def bind(
+    arena: Tensor,
+    layout: CacheLayout,
+    limits: Limits,
+    workspace: Tensor,
+    centres: Centres | None = None,
+) -> KernelBackend:
     from holdover.kernels.native.backend import Native
 
-    return Native.bind(require(layout), arena, layout, limits, workspace)
+    return Native.bind(require(layout), arena, layout, limits, workspace, centres or {})

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdover.kernels._centre import Centre, Centres
 from holdover.kernels.base import AttentionBatch
 from holdover.kernels.native.availability import chosen_isa, field_strides
 from holdover.kernels.native.threads import torch_parallel
@@ -34,7 +35,7 @@ class Native:
     cache: Any
     planes: Mapping[tuple[int, str], Any]
     isa: str
-    held: tuple[Tensor, Tensor]
+    held: tuple[Tensor, Tensor, Centres]
 
     @classmethod
     def bind(
@@ -44,6 +45,7 @@ class Native:
         layout: CacheLayout,
         limits: Limits,
         workspace: Tensor,
+        centres: Centres,
     ) -> Native:
         isa = chosen_isa(module)
         cache = module.Cache(
@@ -56,7 +58,14 @@ class Native:
             threads=limits.threads,
         )
         planes = {
-            (layer, plane.name): _plane(module, layout, group.index, layer, plane.name)
+            (layer, plane.name): _plane(
+                module,
+                layout,
+                group.index,
+                layer,
+                plane.name,
+                centres.get(layer) if plane.name == "k" else None,
+            )
             for group in layout.spec.groups
             for layer in group.layers
             for plane in group.planes
@@ -64,7 +73,7 @@ class Native:
         for group in layout.spec.groups:
             for layer in group.layers:
                 cache.set_planes(layer, planes[layer, "k"], planes[layer, "v"])
-        return cls(module, layout, cache, planes, isa, (arena, workspace))
+        return cls(module, layout, cache, planes, isa, (arena, workspace, centres))
 
     def begin(self, batch: AttentionBatch) -> Step:
         starts = np.ascontiguousarray(batch.query_start, dtype=np.int32)
@@ -141,7 +150,14 @@ def _readable(rows: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _plane(module: ModuleType, layout: CacheLayout, group: int, layer: int, name: str) -> Any:
+def _plane(
+    module: ModuleType,
+    layout: CacheLayout,
+    group: int,
+    layer: int,
+    name: str,
+    centre: Centre | None,
+) -> Any:
     placed = {p.field.name: p for p in layout.blocks[group].fields_of(layer, name)}
     known = {field for names in _FIELDS for field in names}
     assert placed.keys() <= known, f"C++ knows no fields {placed.keys() - known}"
@@ -151,4 +167,18 @@ def _plane(module: ModuleType, layout: CacheLayout, group: int, layer: int, name
     ]
     [codec] = {p.codec for p in placed.values()}
     [plane] = [p for p in layout.blocks[group].group.planes if p.name == name]
-    return module.Plane(codec=codec, heads=plane.heads, dim=plane.dim, fields=fields)
+    rows, table, reach_tokens = 0, 0, 0
+    if centre is not None:
+        assert centre.rows.is_contiguous()
+        assert centre.table.is_contiguous()
+        rows, table = centre.rows.data_ptr(), centre.table.data_ptr()
+        reach_tokens = len(centre.table) * module.TILE_TOKENS
+    return module.Plane(
+        codec=codec,
+        heads=plane.heads,
+        dim=plane.dim,
+        fields=fields,
+        centre_rows=rows,
+        centre_table=table,
+        centre_tokens=reach_tokens,
+    )

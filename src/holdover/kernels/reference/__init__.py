@@ -17,13 +17,21 @@ from holdover.spec.limits import Limits
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from holdover.kernels._centre import Centres
+
 
 def refusal(layout: CacheLayout) -> str | None:
     """It serves every codec and layout."""
     return None
 
 
-def bind(arena: Tensor, layout: CacheLayout, limits: Limits, workspace: Tensor) -> KernelBackend:
+def bind(
+    arena: Tensor,
+    layout: CacheLayout,
+    limits: Limits,
+    workspace: Tensor,
+    centres: Centres | None = None,
+) -> KernelBackend:
     from holdover.kernels.reference.backend import Reference
 
-    return Reference.bind(arena, layout, workspace)
+    return Reference.bind(arena, layout, workspace, centres or {})

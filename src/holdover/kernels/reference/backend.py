@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdover.kernels._centre import Centre, Centres
 from holdover.kernels.base import AttentionBatch
 from holdover.kernels.reference.gathers import Gather, Planner, RowSlice
 from holdover.kernels.reference.scratch import FLOAT_BYTES, Scratch
-from holdover.kernels.reference.views import PlaneView, block_locator
+from holdover.kernels.reference.views import PIECE_BYTES, PlaneView, block_locator
 from holdover.spec.layout import CacheLayout
 
 
@@ -29,16 +30,19 @@ class Reference:
     layout: CacheLayout
     planes: Mapping[tuple[int, str], PlaneView]
     workspace: Tensor  # fp32
+    centres: Centres
 
     @classmethod
-    def bind(cls, arena: Tensor, layout: CacheLayout, workspace: Tensor) -> Reference:
+    def bind(
+        cls, arena: Tensor, layout: CacheLayout, workspace: Tensor, centres: Centres
+    ) -> Reference:
         planes = {
             (layer, plane.name): PlaneView.of(arena, layout, group.index, layer, plane.name)
             for group in layout.spec.groups
             for layer in group.layers
             for plane in group.planes
         }
-        return cls(layout, planes, workspace.view(torch.float32))
+        return cls(layout, planes, workspace.view(torch.float32), centres)
 
     def begin(self, batch: AttentionBatch) -> Step:
         destinations = tuple(
@@ -48,20 +52,32 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Destinations:
+    """For each token of a step, its block (in units), its place in the block, its position."""
+
+    blocks: Tensor
+    tokens: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step; `gathers` fills at the first layer of each group."""
 
     backend: Reference
     batch: AttentionBatch
-    destinations: tuple[tuple[Tensor, Tensor], ...]
+    destinations: tuple[Destinations, ...]
     gathers: dict[tuple[int, int], tuple[Gather, ...]] = field(default_factory=dict)
 
     def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
         spec = self.backend.layout.spec
         assert spec.storage_layer(layer) == layer, f"layer {layer} has no rows of its own"
-        blocks, tokens = self.destinations[spec.group_of_layer[layer]]
+        to = self.destinations[spec.group_of_layer[layer]]
         for plane, plane_rows in rows.items():
-            self.backend.planes[layer, plane].write(blocks, tokens, plane_rows)
+            stored = plane_rows
+            if plane == "k" and layer in self.backend.centres:
+                stored = self.backend.centres[layer].stored(plane_rows, to.positions)
+            self.backend.planes[layer, plane].write(to.blocks, to.tokens, stored)
 
     def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
         layout = self.backend.layout
@@ -74,6 +90,8 @@ class Step:
             for name, rows in (("k", keys), ("v", values)):
                 into = _by_block(rows, layout.spec.block_tokens)
                 self.backend.planes[storage, name].read(gather.blocks, into)
+                if name == "k" and storage in self.backend.centres:
+                    _restore(into, self.backend.centres[storage], gather.starts)
             values.flatten(1, 2).index_fill_(1, gather.unseen, 0.0)  # 0 * NaN would be NaN
             for part in gather.slices:
                 scaled = query[part.rows].float() * scale
@@ -138,8 +156,7 @@ def _attend(
     return split.reshape(n_tokens, query_heads, -1)
 
 
-def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> tuple[Tensor, Tensor]:
-    """For each token of the step, its block (in units) and its place in the block."""
+def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> Destinations:
     n_queries = np.diff(batch.query_start)
     sequences = np.repeat(np.arange(len(n_queries)), n_queries)
     ends = batch.context_tokens - batch.query_start[1:]
@@ -147,7 +164,19 @@ def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> tup
     block_tokens = layout.spec.block_tokens
     blocks = batch.block_tables[group][sequences, positions // block_tokens]
     assert (blocks >= 0).all(), f"group {group}: a new token has no block"
-    return block_locator(layout, group)(blocks), torch.from_numpy(positions % block_tokens)
+    return Destinations(
+        block_locator(layout, group)(blocks),
+        torch.from_numpy(positions % block_tokens),
+        torch.from_numpy(positions),
+    )
+
+
+def _restore(keys: Tensor, centre: Centre, starts: Tensor) -> None:
+    """Decoded `keys` [blocks, block_tokens, heads, dim], a piece at a time."""
+    places = torch.arange(keys.shape[1])
+    piece = max(1, PIECE_BYTES // (keys[0].numel() * keys.element_size()))
+    for at, part in zip(torch.split(starts, piece), torch.split(keys, piece), strict=True):
+        centre.restore(part, at[:, None] + places)
 
 
 def _by_block(rows: Tensor, block_tokens: int) -> Tensor:

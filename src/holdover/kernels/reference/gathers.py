@@ -54,11 +54,13 @@ class RowSlice:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """`blocks` [sequences * blocks] say where to read; `unseen` columns are for no query at all."""
+    """`blocks` [sequences * blocks] say where to read, `starts` the positions of their first
+    tokens (of padding: 0); `unseen` columns are for no query at all."""
 
     sequences: int
     columns: int
     blocks: Tensor
+    starts: Tensor
     unseen: Tensor
     slices: tuple[RowSlice, ...]
 
@@ -127,9 +129,13 @@ class Planner:
             sequences=len(pack),
             columns=columns.shape[1],
             blocks=self.locate(blocks.reshape(-1)),
+            starts=self._starts(logical),
             unseen=torch.from_numpy(np.flatnonzero(hidden)),
             slices=(RowSlice(rows, 0, columns.shape[1], (edge,)),),
         )
+
+    def _starts(self, logical: Positions) -> Tensor:
+        return torch.from_numpy(np.maximum(logical, 0).reshape(-1) * self.block_tokens)
 
     def _prefill(self, query: Query, table: Blocks) -> Gather:
         residency = self.group.residency
@@ -147,6 +153,7 @@ class Planner:
             sequences=1,
             columns=columns.size,
             blocks=self.locate(table[query.sequence, query.blocks]),
+            starts=self._starts(query.blocks),
             unseen=torch.from_numpy(np.flatnonzero(~seen)),
             slices=tuple(slices),
         )

@@ -1,0 +1,74 @@
+// What keys are stored less of, as kernels/_centre.py has it, bit for bit where rows are written.
+// Included inside the namespace of an instruction set.
+//
+//   stored = (key - centre) / spread        score = (query x spread) . stored + query . centre
+//
+// Every 16 tokens have one centre: the head's mean, turned as the table says, which has the 8 centres
+// of a tile in lanes. So query . centre is one short product for a whole tile.
+
+constexpr int CENTRE_ROWS = 4;  // whose sums stay in registers
+
+typedef float Centres __attribute__((vector_size(TILE_CENTRES * 4)));
+
+INLINE void add_product(Centres& sum, const Centres& a, float b) {
+#if defined(__FMA__)
+  sum = (Centres)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(b), (__m256)sum);
+#else
+  sum += a * b;
+#endif
+}
+
+INLINE const float* tile_turns(const Plane& p, int position) {
+  return p.centre.table + int64_t(position / TILE_TOKENS) * p.dim * TILE_CENTRES;
+}
+
+// What is stored of a key; `to` may be the row.
+INLINE void subtract_centre(const Plane& p, int head, int position, const float* row, float* to) {
+  const float *mean = p.centre.mean + head * p.dim, *spread = p.centre.spread + head * p.dim;
+  const float *cosines = tile_turns(p, position) + position % TILE_TOKENS / CENTRE_TOKENS;
+  int half = p.dim / 2;
+  const float* sines = cosines + half * TILE_CENTRES;
+  for (int i = 0; i < half; ++i) {
+    float cosine = cosines[i * TILE_CENTRES], sine = sines[i * TILE_CENTRES];
+    float first = row[i] - (mean[i] * cosine - mean[half + i] * sine);
+    float second = row[half + i] - (mean[half + i] * cosine + mean[i] * sine);
+    to[i] = first / spread[i], to[half + i] = second / spread[half + i];
+  }
+}
+
+// By what a query row multiplies cosines and sines, to have its products with centres. Leaves the
+// row as it is multiplied with what is stored.
+INLINE void split_query(const Plane& p, int head, float scale, float* query, float* to) {
+  const float *mean = p.centre.mean + head * p.dim, *spread = p.centre.spread + head * p.dim;
+  int half = p.dim / 2;
+  for (int i = 0; i < half; ++i) {
+    to[i] = (query[i] * mean[i] + query[half + i] * mean[half + i]) * scale;
+    to[half + i] = (query[half + i] * mean[i] - query[i] * mean[half + i]) * scale;
+  }
+  for (int d = 0; d < p.dim; ++d) query[d] *= spread[d];
+}
+
+// Adds query x centre to the scores of R rows, in the tile's span.
+template <int R>
+INLINE void add_centres(const Plane& p, int tile, Span span, const float* factors, int stride, float* scores) {
+  Centres by_cosines[R] = {}, by_sines[R] = {};
+  int half = p.dim / 2;
+  const float *cosines = tile_turns(p, tile), *sines = cosines + half * TILE_CENTRES;
+  for (int i = 0; i < half; ++i) {
+    Centres cosine, sine;
+    __builtin_memcpy(&cosine, cosines + i * TILE_CENTRES, sizeof cosine);
+    __builtin_memcpy(&sine, sines + i * TILE_CENTRES, sizeof sine);
+    for (int r = 0; r < R; ++r) {
+      add_product(by_cosines[r], cosine, factors[r * stride + i]);
+      add_product(by_sines[r], sine, factors[r * stride + half + i]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    Centres sum = by_cosines[r] + by_sines[r];
+    for (int c = span.start / CENTRE_TOKENS; c * CENTRE_TOKENS < span.stop; ++c) {
+      F one = set1(sum[c]);
+      float* to = scores + r * TILE_TOKENS + c * CENTRE_TOKENS;
+      for (int i = 0; i < CENTRE_TOKENS; i += LANES) store(to + i, load<F>(to + i) + one);
+    }
+  }
+}
