@@ -23,7 +23,7 @@ from holdover.server.conversations import conversation_routes
 from holdover.server.errors import ApiError, Problem, error_response, install
 from holdover.server.explain import Book
 from holdover.server.gate import Gate
-from holdover.server.limits import KEPT_TURNS
+from holdover.server.limits import EXPLAINED_REQUESTS, KEPT_TURNS
 from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
 from holdover.server.protocol import DetokenizeRequest, TokenizeRequest
@@ -169,10 +169,14 @@ def _operation_routes(app: FastAPI, context: Context) -> None:
 
     @app.get("/v1/explain/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
-        try:
-            return JSONResponse(context.book.explanation(request.state.tenant, request_id))
-        except RequestError as error:
-            raise ApiError(Problem(404, error.reason, error.field, error.code)) from error
+        found = context.book.explanation(request.state.tenant, request_id)
+        if found is None:
+            text = (
+                f"no request {request_id[:80]!r} is known; the last {EXPLAINED_REQUESTS} of an API "
+                "key are, from when they have ended"
+            )
+            raise ApiError(Problem(404, text, "request_id", "request_not_found"))
+        return JSONResponse(found)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdover.cache.explain import Eviction, Reuse
-from holdover.errors import RequestError
 from holdover.server.limits import EXPLAINED_REQUESTS
 from holdover.server.tokens import TokenizerLike
 from holdover.server.turns import Change
 
 _NAMED_REQUESTS = 16384  # as many as the cache remembers evictions
 _SHOWN_TOKENS = 8  # of the text before the place
-_CHANGES: dict[Change, str] = {
+_CHANGES: dict[str, str] = {
     "template_changed": "the same messages were rendered with another chat template before",
     "other_model": "the same messages were computed by another model, or with other weights, "
     "codec, or cache settings, before",
@@ -85,15 +84,12 @@ class Book:
         if len(requests) > EXPLAINED_REQUESTS:
             requests.popitem(last=False)
 
-    def explanation(self, tenant: str, name: str) -> dict[str, Any]:
-        """Raises RequestError for what is unknown."""
-        found = self._of.get(tenant, {}).get(_key(name))
+    def explanation(self, tenant: str, name: str) -> dict[str, Any] | None:
+        """None for what is unknown."""
+        requests = self._of.get(tenant)
+        found = None if requests is None else requests.get(_key(name))
         if found is None:
-            text = (
-                f"no request {name[:80]!r} is known; the last {EXPLAINED_REQUESTS} of an API key "
-                "are, from when they have ended"
-            )
-            raise RequestError("request_id", text, "not_found")
+            return None
         first, *others = map(self._told, found)
         return first | ({"other_prompts": others} if others else {})
 
@@ -133,10 +129,8 @@ class Book:
         eviction = explained.reuse.eviction
         assert eviction is not None, "evicted has an eviction"
         ago_s = max(0.0, explained.at_s - eviction.at_s)
-        at = explained.reuse.position
-        return (
-            f"what was kept from token {at} on was evicted {ago_s:.1f} s before, {_for(eviction)}"
-        )
+        what = f"what was kept from token {explained.reuse.position} on"
+        return f"{what} was evicted {ago_s:.1f} s before, {_for(eviction)}"
 
 
 def _nothing(book: Book, explained: Explained) -> str:

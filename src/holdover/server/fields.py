@@ -107,7 +107,10 @@ RESPONSES_OFF_ONLY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "moderation": ("not supported by this server", ()),
     "n": ("a response is one answer", (1,)),
     "prompt": ("this server keeps no prompt templates", ()),
-    "reasoning": ("the models served have no such dial", ({}, {"effort": None, "summary": None})),
+    "reasoning": (
+        "the models served have no such dial",
+        ({}, {"effort": None}, {"effort": None, "summary": None}),
+    ),
     "response_format": (_NO_GRAMMAR, ({"type": "text"},)),
     "text": (_NO_GRAMMAR, ({}, {"format": {"type": "text"}})),
     "tool_choice": (_NO_TOOLS, ("none", "auto")),

@@ -126,8 +126,8 @@ class Generation:
         """Whether events are still to come."""
         return bool(self._open)
 
-    def explanation(self) -> dict[str, Any]:
-        """Of what has ended. Raises RequestError where nothing has."""
+    def explanation(self) -> dict[str, Any] | None:
+        """Of what has ended."""
         assert self._book is not None, "nobody keeps a book"
         return self._book.explanation(self._job.tenant, self._job.name)
 

@@ -1,7 +1,7 @@
 """Conversations and responses that were kept, in one SQLite file of all servers of a directory.
 
     conversations   what a client names: its last response, and until when it is pinned
-    responses       one turn each, whole in itself: its messages, and its tokens as they were computed
+    responses       one turn each, whole in itself: its messages, and its tokens as computed
     turns           hashes of messages, and what they were rendered with (`server.turns`)
 
 Every question names the tenant, and what is another's is not there. Deleted rows are overwritten in
@@ -190,7 +190,7 @@ class Store:
             if gone is None:
                 return None
             before = None if gone.parent is None else self.response(tenant, gone.parent)
-            left = (None, 0, 0)
+            left: tuple[str | None, int, int] = (None, 0, 0)
             if before is not None and before.conversation == gone.conversation:
                 left = (before.id, len(before.tokens), before.n_turns)
             db.execute(
@@ -274,7 +274,8 @@ class Store:
     def _make_room(self, db: sqlite3.Connection, tenant: str) -> None:
         """The last one used stays, whatever its size."""
         rows = db.execute(
-            "SELECT rowid, n_bytes FROM responses WHERE tenant = ? ORDER BY used_s DESC, rowid DESC",
+            "SELECT rowid, n_bytes FROM responses WHERE tenant = ? "
+            "ORDER BY used_s DESC, rowid DESC",
             (tenant,),
         )
         n_bytes, gone = 0, []
@@ -289,11 +290,6 @@ class Store:
                 "AND last NOT IN (SELECT id FROM responses WHERE tenant = ?)",
                 (tenant, tenant),
             )
-        db.execute(  # ones that were created and never used are not kept without end either
-            "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations "
-            "WHERE tenant = ? ORDER BY used_s DESC LIMIT -1 OFFSET ?)",
-            (tenant, self._most_responses),
-        )
 
     def _write(self, db: sqlite3.Connection, made: Conversation) -> None:
         body = json.dumps({"metadata": made.metadata, "items": made.items}).encode()
@@ -303,9 +299,10 @@ class Store:
             made.n_turns, made.pinned_until_s, sealed,
         )  # fmt: skip
         db.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        db.execute(
-            "DELETE FROM conversations WHERE tenant = ? AND last IS NULL AND rowid IN (SELECT rowid "
-            "FROM conversations WHERE tenant = ? ORDER BY used_s DESC LIMIT -1 OFFSET ?)",
+        db.execute(  # those that nobody used: of the others there are no more than responses
+            "DELETE FROM conversations WHERE tenant = ? AND last IS NULL AND rowid IN ("
+            "SELECT rowid FROM conversations WHERE tenant = ? AND last IS NULL "
+            "ORDER BY used_s DESC LIMIT -1 OFFSET ?)",
             (made.tenant, made.tenant, self._most_responses),
         )
 
