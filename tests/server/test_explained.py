@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,17 +35,18 @@ def real(serving: Any) -> Iterator[Any]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def small(serving: Any) -> Iterator[Any]:
+@contextlib.contextmanager
+def small(serving: Any, *tiers: str) -> Iterator[Any]:
     """Room for one of the long prompts in the arena, and for more in a tier."""
     config = Config(
-        model="smollm2", kv_memory="12MiB", tiers=("ram:64MiB",), threads=1, log_requests=True,
-        block_tokens=16, max_context=400, max_sequences=1, step_tokens=128,
+        model="smollm2", kv_memory="12MiB", tiers=tiers, threads=1, log_requests=True,
+        block_tokens=16, max_context=440, max_sequences=1, step_tokens=128, api_keys=KEYS,
     )  # fmt: skip
     planned = plan_serving(config)
     engine = build_engine(planned)
     limit = planned.limits.max_context_tokens
     with serving(engine, engine.tokenizer, config, planned.model_name, limit) as server:
+        server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
 
 
@@ -88,7 +90,7 @@ def computed(reply: Any) -> int:
     ids=["whole", "cut", "wild"],
 )
 def test_the_next_turn_computes_only_what_is_new(real: Any, options: dict[str, Any]) -> None:
-    last = ask(real, f"Say hello, please. {options}", **options)
+    last = ask(real, f"Count from one to twenty in words. {options}", **options)
     for text in ("And now in French?", "Thanks! 🙂", "Bye."):
         reply = ask(real, text, previous_response_id=last.id, **options)
         n_new = reply.usage.input_tokens - computed(last)
@@ -201,25 +203,40 @@ def test_explained_in_streams_and_completions(real: Any) -> None:
     assert last.response.holdover["reason"] in ("all", "differs", "new")
 
 
-def test_evicted_for_whom_and_loaded_from_where(small: Any, capsys: Any) -> None:
-    first = chat(small, LONG)
-    second = chat(small, "Now " + LONG)
-    told = chat(small, LONG).holdover
-    if told["reason"] == "evicted":
-        assert f"for request {second.id}" in told["text"]
-    else:
-        assert told["from"].get("ram", 0) > 0, told
-    metrics = small.get("/metrics").text
-    assert 'holdover_tier_cap_bytes{tier="ram"}' in metrics
-    assert small.metric('holdover_tier_stored_blocks_total{tier="ram"}') > 0
-    assert small.metric('holdover_tier_trouble{tier="ram"}') == 0
-    reused = sum(
-        small.metric(f'holdover_reused_tokens_total{{place="{place}"}}') for place in told["from"]
-    )
-    assert reused >= told["reused_tokens"]
-    assert small.metric(f'holdover_reuse_ends_total{{reason="{told["reason"]}"}}') >= 1
-    [line] = [li for li in capsys.readouterr().err.splitlines() if li.startswith(first.id)]
-    assert "cached 0 (nothing), output" in line
+def test_evicted_when_and_for_whom(serving: Any) -> None:
+    with small(serving) as server:
+        chat(server, LONG)
+        second = chat(server, "Now " + LONG)
+        mine = chat(server, LONG).holdover
+        assert mine["reason"] == "evicted"
+        assert "s before, for request " + second.id in mine["text"]
+        chat(server, "Now " + LONG, KEYS[1])
+        told = chat(server, LONG).holdover
+        assert told["reason"] == "evicted"
+        assert told["text"].endswith("for a request of another API key")
+
+
+def test_loaded_from_a_tier(serving: Any, capsys: Any) -> None:
+    with small(serving, "ram:64MiB") as server:
+        first = ask(server, LONG)
+        chat(server, "Now " + LONG)
+        found = get(server, f"conversations/{first.conversation.id}")
+        assert found["bytes"]["ram"] > found["bytes"].get("arena", 0)
+        assert found["reusable_tokens"] == computed(first)
+        second = ask(server, "Go on", previous_response_id=first.id)
+        told = explained(server, second.id)
+        assert told["from"]["ram"] > 100
+        assert told["reused_tokens"] == computed(first)
+        assert server.metric('holdover_tier_loaded_blocks_total{tier="ram"}') > 5
+        assert server.metric('holdover_tier_stored_blocks_total{tier="ram"}') > 5
+        assert server.metric('holdover_tier_cap_bytes{tier="ram"}') > 60 << 20
+        assert server.metric('holdover_tier_trouble{tier="ram"}') == 0
+        loaded = server.metric('holdover_reused_tokens_total{place="ram"}')
+        assert loaded == told["from"]["ram"]
+        assert server.metric('holdover_reuse_ends_total{reason="new"}') >= 1
+        lines = capsys.readouterr().err.splitlines()
+        [line] = [line for line in lines if line.startswith(second.id)]
+        assert f"ram {told['from']['ram']}; new), output" in line
 
 
 def test_another_template_is_named(serving: Any, real: Any, tmp_path: Path) -> None:
