@@ -239,6 +239,38 @@ def test_loaded_from_a_tier(serving: Any, capsys: Any) -> None:
         assert f"ram {told['from']['ram']}; new), output" in line
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_a_conversation_outlives_its_server(serving: Any, tmp_path: Path, encrypted: bool) -> None:
+    """Engine and server are new; the folder of the disk tier is all that they share."""
+    tier = f"disk:{tmp_path}/kept:256MiB"
+    if encrypted:
+        key = tmp_path / "key"
+        key.write_bytes(b"k" * 32)
+        key.chmod(0o600)
+        tier += f":key={key}"
+    with small(serving, tier) as server:
+        first = ask(server, "My dog is called Barnaby, and he is four years old.")
+        server.engine.shutdown(5.0)
+    files = list((tmp_path / "kept").iterdir())
+    assert any(file.name.startswith("conversations") for file in files)
+    assert any(b"Barnaby" in file.read_bytes() for file in files) == (not encrypted)
+    with small(serving, tier) as server:
+        found = get(server, f"conversations/{first.conversation.id}")
+        assert found["reusable_tokens"] == computed(first)
+        assert set(found["bytes"]) == {"disk"}
+        second = ask(server, "How old is he?", previous_response_id=first.id)
+        assert second.usage.input_tokens_details.cached_tokens == computed(first)
+        assert explained(server, second.id)["from"] == {"disk": computed(first)}
+        headers = {"Authorization": f"Bearer {KEYS[0]}"}
+        name = first.conversation.id
+        server.http.request("DELETE", f"/v1/conversations/{name}", headers=headers)
+        server.engine.shutdown(5.0)
+    content = b"".join(file.read_bytes() for file in (tmp_path / "kept").iterdir())
+    assert b"Barnaby" not in content
+    tokens = server.tokenizer.encode(" dog is called Barnaby, and he is four", False)
+    assert b"".join(i.to_bytes(4, "little") for i in tokens) not in content
+
+
 def test_another_template_is_named(serving: Any, real: Any, tmp_path: Path) -> None:
     tokenizer = real.tokenizer
     source = tokenizer.chat_template.source.replace("helpful AI", "grumpy AI")

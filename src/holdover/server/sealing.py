@@ -8,10 +8,10 @@ another's place does not open.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from typing import Protocol
 
+from holdover.cache.tiers._disk.sealing import read_key
 from holdover.cache.tiers.base import TierSpec
 
 _CHECK_BYTES = 16
@@ -64,11 +64,9 @@ class Encrypted:
 
 def sealer_of(spec: TierSpec | None) -> Sealer:
     """As the tier seals its blocks. Raises ConfigError for a key file that cannot be used."""
-    key_path = getattr(spec, "key_path", None)  # tiers without encryption have none
-    if key_path is None:
+    if spec is None or spec.key_path is None:
         return Checked()
-    sealing = importlib.import_module("holdover.cache.tiers._disk.sealing")
-    return Encrypted(sealing.read_key(key_path, "--tiers"))
+    return Encrypted(read_key(spec.key_path, "--tiers"))
 
 
 def _check(data: bytes, associated: bytes) -> bytes:
