@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdover.server.sealing import Checked
 
 from .scripted import ByteTokenizer, ScriptedEngine
 
-KEYS = ("sk-anna", "sk-bert")
+KEYS = ("sk-anna", "sk-bert", "sk-docs")
 LONG = "Tell me about " + ", ".join(f"the number {i}" for i in range(60))
 
 
@@ -269,6 +270,25 @@ def test_a_conversation_outlives_its_server(serving: Any, tmp_path: Path, encryp
     assert b"Barnaby" not in content
     tokens = server.tokenizer.encode(" dog is called Barnaby, and he is four", False)
     assert b"".join(i.to_bytes(4, "little") for i in tokens) not in content
+
+
+EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [
+    pytest.param(code, output, id=f"{page}-{number}")
+    for page in ("README.md", "docs/api.md")
+    for number, (code, output) in enumerate(EXAMPLE.findall((ROOT / page).read_text()))
+]
+
+
+@pytest.mark.parametrize(("code", "output"), EXAMPLES)
+def test_the_docs_examples_print_what_is_shown(
+    real: Any, capsys: Any, code: str, output: str
+) -> None:
+    assert code.count("http://127.0.0.1:8000") == code.count('"none"') == 1
+    code = code.replace("http://127.0.0.1:8000", real.url).replace('"none"', repr(KEYS[2]))
+    exec(compile(code, "example", "exec"), {})
+    assert capsys.readouterr().out == output
 
 
 def test_another_template_is_named(serving: Any, real: Any, tmp_path: Path) -> None:

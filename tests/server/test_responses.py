@@ -383,6 +383,15 @@ def test_a_store_that_cannot_be_written_stops_no_answer(begin: Any, tmp_path: Pa
         assert answer.json()["error"]["code"] == "store_unavailable"
 
 
+def test_a_place_that_cannot_be_used_stops_no_server(begin: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with begin(tmp_path / "file" / "kept.sqlite") as server:
+        first = ask(server, "one")
+        assert first.store
+        ask(server, "two", previous_response_id=first.id)
+        assert prompt(server) == "<user>one<assistant>Yes.<user>two<assistant>"
+
+
 KILLED = """
 import os, sys, time
 from pathlib import Path

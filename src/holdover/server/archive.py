@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from holdover.cache.tiers._open import parse_tiers
 from holdover.config import Config
-from holdover.errors import ConfigError
 from holdover.server.errors import ApiError, Problem
 from holdover.server.limits import KEPT_BYTES_IN_FILE, KEPT_BYTES_IN_MEMORY, KEPT_RESPONSES
 from holdover.server.sealing import Checked, Sealer, sealer_of
@@ -28,27 +27,18 @@ _log = logging.getLogger(__name__)
 
 class Archive:
     def __init__(self, path: Path | None, sealer: Sealer, n_tenants: int) -> None:
-        """Raises ConfigError for a place where no file can be."""
-        total = KEPT_BYTES_IN_MEMORY if path is None else KEPT_BYTES_IN_FILE
-        limits = {"most_responses": KEPT_RESPONSES, "most_bytes": total // n_tenants}
+        """In memory where there is no path, or where no file can be: the log says why."""
         self._path = path
-        try:
+        if path is not None:
             try:
-                self._store = Store(path, sealer, **limits)
-            except sqlite3.DatabaseError as error:
-                if path is None or not _is_damage(error):
-                    raise
-                _log.error("%s is damaged (%s); it is moved aside", path, error)
-                path.replace(path.with_suffix(".damaged"))
-                self._store = Store(path, sealer, **limits)
-        except (OSError, sqlite3.Error) as error:
-            reason = f"conversations cannot be kept in {path}: {error}"
-            raise ConfigError("--tiers", reason) from error
+                self._store = _in_file(path, sealer, KEPT_BYTES_IN_FILE // n_tenants)
+            except (OSError, sqlite3.Error) as error:
+                text = "conversations cannot be kept in %s (%s); they end with this server"
+                _log.error(text, path, error)
+                self._path = None
+        if self._path is None:
+            self._store = _store(None, Checked(), KEPT_BYTES_IN_MEMORY // n_tenants)
         self._thread = ThreadPoolExecutor(1, "holdover-store")
-
-    @property
-    def is_file(self) -> bool:
-        return self._path is not None
 
     async def ask(self, work: Callable[[Store], T]) -> T:
         """Raises ApiError where the store cannot be used."""
@@ -95,8 +85,23 @@ def open_archive(config: Config) -> Archive:
     if not specs:
         return Archive(None, Checked(), n_tenants)
     sealer, folder = sealer_of(specs[0]), Path(str(specs[0].path))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Archive(folder / f"conversations{sealer.name}.sqlite", sealer, n_tenants)
+
+
+def _in_file(path: Path, sealer: Sealer, most_bytes: int) -> Store:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        return _store(path, sealer, most_bytes)
+    except sqlite3.DatabaseError as error:
+        if not _is_damage(error):
+            raise
+        _log.error("%s is damaged (%s); it is moved aside", path, error)
+        path.replace(path.with_suffix(".damaged"))
+        return _store(path, sealer, most_bytes)
+
+
+def _store(path: Path | None, sealer: Sealer, most_bytes: int) -> Store:
+    return Store(path, sealer, most_responses=KEPT_RESPONSES, most_bytes=most_bytes)
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:

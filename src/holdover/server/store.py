@@ -93,10 +93,6 @@ class Store:
         self._most_bytes = most_bytes
         self._db = _opened(path)
 
-    @property
-    def is_file(self) -> bool:
-        return self._path is not None
-
     def secret(self) -> bytes:
         """Random, of the file: what hashes in it are keyed with."""
         with self._changing() as db:
