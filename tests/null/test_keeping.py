@@ -55,6 +55,18 @@ def test_forget_keeps_what_another_goes_on_from(evicted: bool) -> None:
     assert cache.manager.kept(branch).reusable_tokens == len(branch)
 
 
+def test_forget_spares_the_beginning_that_it_is_told_to() -> None:
+    """What another conversation needs whose own blocks are gone from everywhere."""
+    cache = Cache()
+    block_tokens = cache.layout.spec.block_tokens
+    cache.ask(PROMPT)
+    cache.manager.forget(PROMPT, "", 2 * block_tokens + 1)
+    cache.manager.check()
+    assert cache.manager.kept(PROMPT).reusable_tokens == 2 * block_tokens
+    cache.manager.forget(PROMPT, "", 1)
+    assert cache.manager.kept(PROMPT).reusable_tokens == 0
+
+
 def test_forget_of_another_tenants_conversation_does_nothing() -> None:
     cache = Cache()
     cache.ask(PROMPT, "a")

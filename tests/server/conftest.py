@@ -15,6 +15,7 @@ import pytest
 
 from holdover.config import Config
 from holdover.server.app import create_app
+from holdover.server.archive import Archive
 from holdover.server.run import HoldoverServer, bind
 
 from .scripted import CONTEXT_TOKENS, ByteTokenizer, ScriptedEngine
@@ -59,8 +60,9 @@ def live(
     config: Config,
     model: str = MODEL,
     max_context_tokens: int = CONTEXT_TOKENS,
+    archive: Archive | None = None,
 ) -> Iterator[Live]:
-    app = create_app(engine, tokenizer, config, model, max_context_tokens)
+    app = create_app(engine, tokenizer, config, model, max_context_tokens, archive)
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = HoldoverServer(app, app.state.drain, engine, config, ready.set)
@@ -83,7 +85,7 @@ Start = Callable[..., Live]
 
 @pytest.fixture(scope="session")
 def serving() -> Callable[..., contextlib.AbstractContextManager[Live]]:
-    """`with serving(engine, tokenizer, config, model, max_context_tokens) as server:`"""
+    """`with serving(engine, tokenizer, config, model, max_context_tokens, archive) as server:`"""
     return live
 
 

@@ -10,10 +10,13 @@ import codecs
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdover.cache.explain import Reuse
+from holdover.cache.keeping import Kept
 from holdover.engine.admission import check_request
 from holdover.engine.api import (
     NOT_FINITE,
@@ -37,6 +40,8 @@ class ByteTokenizer:
     """Ids 0 to 255 are bytes, 256 ends an answer."""
 
     vocab_size = 257
+    cuts_anywhere = True
+    around_role = "<>"  # the chat template
     eos_token_ids = frozenset({EOS})
 
     def encode(
@@ -65,11 +70,34 @@ class ByteTokenizer:
         max_context_tokens: int | None = None,
         tenant: str = "",
     ) -> list[int]:
+        return self.chat_ids(self.chat_text(messages, tools, add_generation_prompt))
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         roles = [message["role"] for message in messages]
         if "tool" in roles:
             raise RequestError("messages", "the template does not know the role 'tool'")
-        text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+        left, right = self.around_role
+        text = "".join(f"{left}{m['role']}{right}{m['content']}" for m in messages)
+        return text + (f"{left}assistant{right}" if add_generation_prompt else "")
+
+    def chat_ids(
+        self,
+        text: str,
+        max_context_tokens: int | None = None,
+        tenant: str = "",
+        *,
+        begins: bool = True,
+    ) -> list[int]:
+        return self.encode(text)
+
+    @property
+    def chat_digest(self) -> bytes:
+        return self.around_role.encode().ljust(16)
 
 
 @dataclass
@@ -104,6 +132,9 @@ class ScriptedEngine:
         self.tenants: list[str] = []
         self.params: list[SamplingParams] = []
         self.prompts: list[tuple[int, ...]] = []
+        self.pins: list[tuple[int, str, float]] = []
+        self.forgotten: list[tuple[int, str, int]] = []  # tokens, tenant, tokens spared
+        self.reuse: Callable[[tuple[int, ...]], Reuse] | None = None
         self.generated_tokens = 0
         self.longest_sink_s = 0.0
         self.fingerprint = "fp_scripted"
@@ -151,6 +182,19 @@ class ScriptedEngine:
     def cancel(self, request_id: str) -> None:
         with self._lock:
             self._finish([r for r in self._running if r.request_id == request_id], "cancelled")
+
+    def kept(self, tokens: tuple[int, ...], tenant: str = "") -> Future[Kept]:
+        return _done(Kept(len(tokens) - 1, {"arena": len(tokens)}))
+
+    def pin(self, tokens: tuple[int, ...], tenant: str, until_s: float) -> Future[None]:
+        self.pins.append((len(tokens), tenant, until_s))
+        return _done(None)
+
+    def forget(
+        self, tokens: tuple[int, ...], tenant: str = "", keep_tokens: int = 0
+    ) -> Future[int]:
+        self.forgotten.append((len(tokens), tenant, keep_tokens))
+        return _done(1)
 
     def stats(self) -> EngineStats:
         with self._lock:
@@ -230,7 +274,8 @@ class ScriptedEngine:
         usage = None
         if reason is not None:
             self._running.remove(running)
-            usage = Usage(len(running.prompt), running.sent, running.cached)
+            reuse = None if self.reuse is None else self.reuse(running.prompt)
+            usage = Usage(len(running.prompt), running.sent, running.cached, reuse)
         started_s = time.perf_counter()
         running.sink(
             Event(
@@ -238,3 +283,9 @@ class ScriptedEngine:
             )
         )
         self.longest_sink_s = max(self.longest_sink_s, time.perf_counter() - started_s)
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future

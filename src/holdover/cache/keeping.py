@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from holdover.cache.blocks import Block
 from holdover.cache.matching import Matcher
 from holdover.cache.mover import Mover
-from holdover.cache.prefix import PrefixIndex
+from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex
 from holdover.cache.room import Room
 from holdover.cache.tiers.base import Record
 from holdover.spec.layout import CacheLayout
@@ -69,10 +69,14 @@ class Keeper:
             for block in self._index.blocks(step.parent, step.run):
                 self._room.pin(block, until_s)
 
-    def forget(self, tokens: bytes, tenant: str) -> int:
-        """Remove what no one else goes on from; returns how many blocks went."""
+    def forget(self, tokens: bytes, tenant: str, keep_tokens: int = 0) -> int:
+        """Remove what no one else goes on from; returns how many blocks went.
+
+        The whole blocks of the first `keep_tokens` stay.
+        """
         n_gone = 0
-        for step in reversed(list(self._steps(tokens, tenant))):
+        n_kept = keep_tokens * TOKEN_BYTES // self._index.run_bytes
+        for step in reversed(list(self._steps(tokens, tenant))[n_kept:]):
             if self._is_shared(step):
                 break
             for shorter in self._runs_within(step):

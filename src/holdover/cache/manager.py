@@ -245,11 +245,11 @@ class CacheManager:
         """
         self._keeper.pin(token_bytes(tokens), tenant, until_s)
 
-    def forget(self, tokens: Sequence[int], tenant: str = "") -> int:
+    def forget(self, tokens: Sequence[int], tenant: str = "", keep_tokens: int = 0) -> int:
         """Remove a conversation from the arena and from every tier, but for what another one goes
-        on from; returns how many blocks went."""
+        on from, and its first `keep_tokens`; returns how many blocks went."""
         self._version += 1
-        return self._keeper.forget(token_bytes(tokens), tenant)
+        return self._keeper.forget(token_bytes(tokens), tenant, keep_tokens)
 
     # ---- to look at ---------------------------------------------------------------------------
 

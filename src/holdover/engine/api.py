@@ -167,8 +167,11 @@ class EngineLike(Protocol):
     def pin(self, tokens: tuple[int, ...], tenant: str, until_s: float) -> Future[None]:
         """Evict others' blocks before a conversation's until then (time.monotonic()); 0 ends it."""
 
-    def forget(self, tokens: tuple[int, ...], tenant: str = "") -> Future[int]:
-        """Remove what no other conversation goes on from; gives the number of blocks."""
+    def forget(
+        self, tokens: tuple[int, ...], tenant: str = "", keep_tokens: int = 0
+    ) -> Future[int]:
+        """Remove what no other conversation goes on from, but for the whole blocks of its first
+        `keep_tokens`; gives the number of blocks."""
 
     def stats(self) -> EngineStats: ...
 

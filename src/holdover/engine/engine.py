@@ -140,8 +140,10 @@ class Engine:
     def pin(self, tokens: tuple[int, ...], tenant: str, until_s: float) -> Future[None]:
         return self._between_steps(partial(self._manager.pin, tokens, tenant, until_s))
 
-    def forget(self, tokens: tuple[int, ...], tenant: str = "") -> Future[int]:
-        return self._between_steps(partial(self._manager.forget, tokens, tenant))
+    def forget(
+        self, tokens: tuple[int, ...], tenant: str = "", keep_tokens: int = 0
+    ) -> Future[int]:
+        return self._between_steps(partial(self._manager.forget, tokens, tenant, keep_tokens))
 
     def stats(self) -> EngineStats:
         return self._stats

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import resources
 
 from fastapi import FastAPI, Request
@@ -14,13 +17,18 @@ import holdover
 from holdover.config import Config
 from holdover.engine.api import SHUTTING_DOWN, EngineLike
 from holdover.errors import RequestError
-from holdover.server.context import Context, Drain, TokenizerLike
-from holdover.server.errors import Problem, error_response, install
+from holdover.server.archive import Archive, open_archive
+from holdover.server.context import Context, Drain
+from holdover.server.conversations import conversation_routes
+from holdover.server.errors import ApiError, Problem, error_response, install
+from holdover.server.explain import Book
 from holdover.server.gate import Gate
+from holdover.server.limits import EXPLAINED_REQUESTS, KEPT_TURNS
 from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
 from holdover.server.protocol import DetokenizeRequest, TokenizeRequest
 from holdover.server.replies import Detokenized, Model, ModelList, Tokens
+from holdover.server.responses import response_routes
 from holdover.server.routes import (
     check_model,
     encode_messages,
@@ -29,6 +37,9 @@ from holdover.server.routes import (
     read,
     schema_of,
 )
+from holdover.server.store import Store
+from holdover.server.tokens import TokenizerLike
+from holdover.server.turns import Turns
 
 
 def create_app(
@@ -37,11 +48,16 @@ def create_app(
     config: Config,
     model_name: str,
     max_context_tokens: int,
+    archive: Archive | None = None,
 ) -> FastAPI:
     """A FastAPI application; `app.state.drain` is what a runner needs to shut it down.
 
-    The engine is the caller's: it must be running, and is not shut down with the application.
+    The engine is the caller's: it must be running, and is not shut down with the application. The
+    `archive`, by default the one of the configuration, is closed with it.
     """
+    archive = archive or open_archive(config)
+    turns = Turns(archive.begin(Store.secret).result())
+    turns.recall(archive.begin(lambda store: store.turns(KEPT_TURNS)).result())
     context = Context(
         engine=engine,
         tokenizer=tokenizer,
@@ -52,6 +68,9 @@ def create_app(
         mailbox=Mailbox(),
         metrics=Metrics(engine),
         drain=Drain(),
+        book=Book(tokenizer, config.share_prefixes and len(config.api_keys) > 1),
+        turns=turns,
+        archive=archive,
         log_request=_to_stderr if config.log_requests else None,
     )
     app = FastAPI(
@@ -60,15 +79,28 @@ def create_app(
         docs_url=None,  # its scripts would come from another host
         redoc_url=None,
         redirect_slashes=False,
+        lifespan=_closing(context),
     )
     app.state.drain = context.drain
     install(app)
     app.add_middleware(Gate, context=context)
     app.include_router(generation_routes(context))
+    app.include_router(response_routes(context))
+    app.include_router(conversation_routes(context))
     _model_routes(app, context)
     _token_routes(app, context)
     _operation_routes(app, context)
     return app
+
+
+def _closing(context: Context) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.flush_turns()
+        await asyncio.to_thread(context.archive.close)
+
+    return lifespan
 
 
 def _to_stderr(line: str) -> None:
@@ -134,6 +166,17 @@ def _operation_routes(app: FastAPI, context: Context) -> None:
             text = "the server is shutting down" if drain.draining else "the engine has stopped"
             return error_response(Problem(503, text, None, SHUTTING_DOWN))
         return JSONResponse({"status": "ok"})
+
+    @app.get("/v1/explain/{request_id}")
+    async def explain(request: Request, request_id: str) -> Response:
+        found = context.book.explanation(request.state.tenant, request_id)
+        if found is None:
+            text = (
+                f"no request {request_id[:80]!r} is known; the last {EXPLAINED_REQUESTS} of an API "
+                "key are, from when they have ended"
+            )
+            raise ApiError(Problem(404, text, "request_id", "request_not_found"))
+        return JSONResponse(found)
 
     @app.get("/metrics")
     async def metrics() -> Response:

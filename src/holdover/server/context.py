@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from holdover.config import Config
 from holdover.engine.api import EngineLike
+from holdover.server.archive import Archive
+from holdover.server.explain import Book
+from holdover.server.limits import KEPT_TURNS
 from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
-
-
-class TokenizerLike(Protocol):
-    """The part of `text.tokenizer.Tokenizer` that the server uses."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def encode(
-        self,
-        text: str,
-        add_special_tokens: bool = True,
-        field_name: str = "prompt",
-        max_context_tokens: int | None = None,
-    ) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def encode_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        max_context_tokens: int | None = None,
-        tenant: str = "",
-    ) -> list[int]: ...
+from holdover.server.tokens import TokenizerLike
+from holdover.server.turns import Turns
 
 
 @dataclass(slots=True)
@@ -84,4 +58,11 @@ class Context:
     mailbox: Mailbox
     metrics: Metrics
     drain: Drain
+    book: Book
+    turns: Turns
+    archive: Archive
     log_request: Callable[[str], None] | None  # gets a line for each request that ended
+
+    def flush_turns(self) -> None:
+        rows, gone = self.turns.take()
+        self.archive.tell(lambda store: store.put_turns(rows, gone, KEPT_TURNS))

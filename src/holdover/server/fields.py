@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from holdover.errors import RequestError
@@ -81,14 +81,58 @@ MESSAGE_OFF_ONLY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-def check_extras(extras: Mapping[str, Any], known: Iterable[str]) -> None:
+# Of /v1/responses, in place of those above.
+RESPONSES_IGNORED = frozenset(
+    {
+        "parallel_tool_calls",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+    }
+)
+_CHAT = "not a field of /v1/responses"
+RESPONSES_OFF_ONLY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "add_special_tokens": (_CHAT, ()),
+    "background": ("this server answers at once or not at all", (False,)),
+    "context_management": ("this server never shortens a conversation", ([],)),
+    "include": ("there is nothing more to include", ([],)),
+    "max_completion_tokens": (f"{_CHAT}; use max_output_tokens", ()),
+    "max_tokens": (f"{_CHAT}; use max_output_tokens", ()),
+    "max_tool_calls": (_NO_TOOLS, ()),
+    "messages": (f"{_CHAT}; use input", ()),
+    "modalities": ("this server answers in text only", (["text"],)),
+    "moderation": ("not supported by this server", ()),
+    "n": ("a response is one answer", (1,)),
+    "prompt": ("this server keeps no prompt templates", ()),
+    "reasoning": (
+        "the models served have no such dial",
+        ({}, {"effort": None}, {"effort": None, "summary": None}),
+    ),
+    "response_format": (_NO_GRAMMAR, ({"type": "text"},)),
+    "text": (_NO_GRAMMAR, ({}, {"format": {"type": "text"}})),
+    "tool_choice": (_NO_TOOLS, ("none", "auto")),
+    "tools": (_NO_TOOLS, ([],)),
+    "top_logprobs": ("not supported here; /v1/chat/completions has logprobs", (0,)),
+    "truncation": ("conversations are never cut; shorten the input yourself", ("disabled",)),
+}
+
+
+def check_extras(
+    extras: Mapping[str, Any],
+    known: Iterable[str],
+    ignored: Collection[str] = IGNORED,
+    off_only: Mapping[str, tuple[str, tuple[Any, ...]]] = OFF_ONLY,
+) -> None:
     """Raise RequestError for the first of a request's `extras` that must not be ignored."""
     for name, value in extras.items():
-        if name in IGNORED or is_off(OFF_ONLY, name, value):
+        if name in ignored or is_off(off_only, name, value):
             continue
-        if name in OFF_ONLY:
-            raise RequestError(name, f"{name}: {OFF_ONLY[name][0]}", "unsupported_parameter")
-        raise RequestError(name, unknown(name, [*known, *OFF_ONLY]), "unknown_parameter")
+        if name in off_only:
+            raise RequestError(name, f"{name}: {off_only[name][0]}", "unsupported_parameter")
+        raise RequestError(name, unknown(name, [*known, *off_only]), "unknown_parameter")
 
 
 def is_off(table: Mapping[str, tuple[str, tuple[Any, ...]]], name: str, value: Any) -> bool:

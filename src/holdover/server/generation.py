@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from holdover.engine.api import (
     EngineLike,
@@ -22,6 +23,7 @@ from holdover.engine.api import (
     TokenLogprob,
     Usage,
 )
+from holdover.server.explain import Book, Explained, Origin
 from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
 from holdover.server.request_log import Tally
@@ -37,6 +39,7 @@ class Job:
     n: int
     tenant: str
     started_s: float  # time.perf_counter() when the request came in
+    origin: Origin = field(default_factory=Origin)
 
 
 @dataclass(slots=True)
@@ -63,13 +66,15 @@ class Generation:
         metrics: Metrics,
         job: Job,
         log: Callable[[str], None] | None = None,
+        book: Book | None = None,
     ) -> None:
         """Submit the job. Raises RequestError, with nothing left in the engine.
 
-        `log` gets one line when it has ended, in whatever way.
+        `log` gets one line when it has ended, in whatever way; `book` why what was reused.
         """
         self._engine = engine
         self._metrics = metrics
+        self._book = book
         self._job = job
         self._log: Callable[[str], None] | None = None  # until it is accepted
         self._tally = Tally()
@@ -83,9 +88,10 @@ class Generation:
         try:
             for i, prompt in enumerate(job.prompts):
                 sink = self._sink(mailbox, i * job.n)
-                self._request_ids.append(
-                    engine.submit(prompt, job.params, sink, n=job.n, tenant=job.tenant)
-                )
+                name = engine.submit(prompt, job.params, sink, n=job.n, tenant=job.tenant)
+                self._request_ids.append(name)
+                if book is not None:
+                    book.named(name, job.name)
         except BaseException:
             self._open.clear()  # a request that was refused has no answers to count
             self.cancel()
@@ -115,6 +121,16 @@ class Generation:
                 self._observe(at_s, event)
             yield [event for _, event in batch]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether events are still to come."""
+        return bool(self._open)
+
+    def explanation(self) -> dict[str, Any] | None:
+        """Of what has ended."""
+        assert self._book is not None, "nobody keeps a book"
+        return self._book.explanation(self._job.tenant, self._job.name)
+
     def cancel(self) -> None:
         """Stop what still runs, and close the books. Harmless when all is done."""
         for request_id in self._request_ids:
@@ -142,6 +158,18 @@ class Generation:
             self._open.discard(event.index)
             metrics.answers.labels(event.finish_reason).inc()
             metrics.whole_s.observe(at_s - started_s)
+            self._explain(event)
+
+    def _explain(self, event: Event) -> None:
+        reuse = None if event.usage is None else event.usage.reuse
+        if reuse is None:
+            return
+        job, (prompt, sibling) = self._job, divmod(event.index, self._job.n)
+        explained = Explained.of(reuse, job.origin, job.prompts[prompt])
+        self._metrics.count_reuse(reuse, explained.reason)
+        self._tally.explained(explained)
+        if self._book is not None and not sibling:  # the first computes the prompt for the others
+            self._book.note(job.tenant, job.name, explained)
 
 
 def collect(answers: Sequence[Answer], events: Sequence[Event]) -> None:

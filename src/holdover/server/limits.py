@@ -28,3 +28,14 @@ DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions when not given, as OpenAI has it."""
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
+KEPT_RESPONSES = 10_000
+"""Most responses kept for one API key, and most conversations; those used longest ago go first."""
+KEPT_BYTES_IN_FILE, KEPT_BYTES_IN_MEMORY = 256 << 20, 16 << 20
+"""Of kept responses, their messages and tokens, shared out equally among API keys: in the folder of
+a disk tier, or without one."""
+KEPT_TURNS = 4096
+"""Histories of which is remembered what they were rendered with, over all API keys."""
+EXPLAINED_REQUESTS = 1024
+"""Requests of one API key that /v1/explain knows, the last ones."""
+MAX_PIN_S = 30 * 86400
+"""Longest `ttl_s` of a pin."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -21,6 +21,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from holdover.cache.explain import Reuse
+from holdover.cache.tiers.base import TierStats
 from holdover.engine.api import EngineLike
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -46,6 +48,25 @@ _COUNTERS = (
     ("evicted_blocks", "evicted_blocks", "Cached blocks evicted"),
     ("steps", "steps", "Engine steps"),
     ("refused_total", "refused_requests", "Requests refused because too many waited"),
+    (
+        "declined_loads",
+        "declined_loads",
+        "Loads from tiers not made as slower than computing",
+    ),
+    ("lost_blocks", "lost_blocks", "Blocks evicted before a tier could take them"),
+)
+_TIER_GAUGES = (
+    ("held_bytes", "held_bytes", "Bytes held in a tier"),
+    ("cap_bytes", "cap_bytes", "Bytes that a tier never exceeds"),
+    ("blocks", "blocks", "Blocks that could be loaded from a tier"),
+    ("read_bytes_per_s", "read_bytes_per_second", "Measured rate of loads; 0: none yet"),
+)
+_TIER_COUNTERS = (
+    ("stored_blocks", "stored_blocks", "Blocks stored in a tier"),
+    ("loaded_blocks", "loaded_blocks", "Blocks loaded from a tier"),
+    ("failed_loads", "failed_loads", "Loads from a tier that failed"),
+    ("refused_stores", "refused_stores", "Blocks that a tier did not take"),
+    ("evicted_blocks", "evicted_blocks", "Blocks evicted from a tier"),
 )
 
 
@@ -65,6 +86,18 @@ class Metrics:
         self.answers = Counter(
             "holdover_answers", "Answers ended", ("finish_reason",), registry=registry
         )
+        self.reused_tokens = Counter(
+            "holdover_reused_tokens",
+            "Prompt tokens reused, by where they lay",
+            ("place",),
+            registry=registry,
+        )
+        self.reuse_ends = Counter(
+            "holdover_reuse_ends",
+            "Answers by why no more of their prompt was reused; all: there was no more",
+            ("reason",),
+            registry=registry,
+        )
         self.ttft_s = Times(
             "time_to_first_token", "From request to first token of an answer", _TTFT_S
         )
@@ -74,6 +107,11 @@ class Metrics:
         )
         for times in (self.ttft_s, self.gap_s, self.whole_s):
             registry.register(times)
+
+    def count_reuse(self, reuse: Reuse, reason: str) -> None:
+        for place, n_tokens in reuse.from_tiers.items():
+            self.reused_tokens.labels(place).inc(n_tokens)
+        self.reuse_ends.labels(reason).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -121,3 +159,23 @@ class _EngineCollector(Collector):
         yield sequences
         for attribute, name, text in _COUNTERS:
             yield CounterMetricFamily(f"holdover_{name}", text, getattr(stats, attribute))
+        yield from _tiers(stats.tiers)
+
+
+def _tiers(tiers: Mapping[str, TierStats]) -> Iterable[Metric]:
+    for attribute, name, text in _TIER_GAUGES:
+        gauge = GaugeMetricFamily(f"holdover_tier_{name}", text, labels=["tier"])
+        for tier, stats in tiers.items():
+            gauge.add_metric([tier], getattr(stats, attribute))
+        yield gauge
+    trouble = GaugeMetricFamily(
+        "holdover_tier_trouble", "1 while a tier stores nothing; the log says why", labels=["tier"]
+    )
+    for tier, stats in tiers.items():
+        trouble.add_metric([tier], float(stats.trouble is not None))
+    yield trouble
+    for attribute, name, text in _TIER_COUNTERS:
+        counter = CounterMetricFamily(f"holdover_tier_{name}", text, labels=["tier"])
+        for tier, stats in tiers.items():
+            counter.add_metric([tier], getattr(stats, attribute))
+        yield counter

@@ -111,16 +111,11 @@ class Message(BaseModel):
         return {"role": role, "content": self.content or ""}
 
 
-class GenerationRequest(BaseModel):
-    """What chat and text completions have in common."""
+class SamplingFields(BaseModel):
+    """How tokens are chosen, in all endpoints."""
 
     model_config = _STRICT
 
-    model: Text
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
-    max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -133,7 +128,18 @@ class GenerationRequest(BaseModel):
     stop: Stop | None = None
     stop_token_ids: list[Int] | None = None
     ignore_eos: bool | None = None
+
+
+class GenerationRequest(SamplingFields):
+    """What chat and text completions have in common."""
+
+    model: Text
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    max_tokens: Int | None = None
     add_special_tokens: bool | None = None
+    explain: bool | None = None
 
     def model_post_init(self, context: Any, /) -> None:
         check_extras(self.model_extra or {}, type(self).model_fields)
@@ -143,34 +149,6 @@ class GenerationRequest(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        given = {
-            name: getattr(self, name)
-            for name in (
-                "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
-                "repetition_penalty", "seed", "ignore_eos",
-            )
-            if getattr(self, name) is not None
-        }  # fmt: skip
-        return SamplingParams(
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            top_k=max(0, self.top_k or 0),  # -1 is another common word for "off"
-            stop=tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logit_bias=self._biases(),
-            **given,
-        )
-
-    def _biases(self) -> tuple[tuple[int, float], ...]:
-        biases = []
-        for key, bias in (self.logit_bias or {}).items():
-            if not (key.isascii() and key.isdigit() and len(key) < 12):
-                text = f"logit_bias: {key[:32]!r} is not a token id"
-                raise RequestError("logit_bias", text)
-            biases.append((int(key), bias))
-        return tuple(biases)
 
 
 class ChatRequest(GenerationRequest):
@@ -200,7 +178,8 @@ class ChatRequest(GenerationRequest):
 
     def sampling(self) -> SamplingParams:
         limit = self.max_completion_tokens
-        return self._sampling(
+        return sampling_params(
+            self,
             self.max_tokens if limit is None else limit,
             (self.top_logprobs or 0) if self.logprobs else None,
         )
@@ -225,7 +204,7 @@ class CompletionRequest(GenerationRequest):
             raise RequestError("echo", text, "unsupported_parameter")
 
     def sampling(self) -> SamplingParams:
-        return self._sampling(self.max_tokens, self.logprobs)
+        return sampling_params(self, self.max_tokens, self.logprobs)
 
 
 class TokenizeRequest(BaseModel):
@@ -251,6 +230,38 @@ class DetokenizeRequest(BaseModel):
 
     model: Text | None = None
     tokens: list[Int]
+
+
+def sampling_params(
+    asked: SamplingFields, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    given = {
+        name: getattr(asked, name)
+        for name in (
+            "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+            "repetition_penalty", "seed", "ignore_eos",
+        )
+        if getattr(asked, name) is not None
+    }  # fmt: skip
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        top_k=max(0, asked.top_k or 0),  # -1 is another common word for "off"
+        stop=tuple(asked.stop or ()),
+        stop_token_ids=tuple(asked.stop_token_ids or ()),
+        logit_bias=_biases(asked.logit_bias or {}),
+        **given,
+    )
+
+
+def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    biases = []
+    for key, bias in asked.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            text = f"logit_bias: {key[:32]!r} is not a token id"
+            raise RequestError("logit_bias", text)
+        biases.append((int(key), bias))
+    return tuple(biases)
 
 
 def check_messages(messages: list[Message]) -> None:

@@ -1,7 +1,8 @@
 """Answers as the OpenAI API words them, whole and in pieces.
 
 `None` is written as null, since clients read `finish_reason` and `logprobs` on every choice; only
-a `Delta` leaves out what it does not bring, and `usage` is left out where nobody asked for it.
+a `Delta` leaves out what it does not bring, and `usage` and the explanation in `holdover` are left
+out where nobody asked for them.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    holdover: dict[str, Any] | None = None
 
 
 class Delta(BaseModel):
@@ -87,6 +89,7 @@ class ChatChunk(BaseModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    holdover: dict[str, Any] | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -113,6 +116,7 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    holdover: dict[str, Any] | None = None
 
 
 class Model(BaseModel):

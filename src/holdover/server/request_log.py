@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdover.engine.api import Event, Usage
+from holdover.server.explain import Explained
 from holdover.server.replies import total_usage
 
 
@@ -35,6 +36,7 @@ class Tally:
     output_tokens: int = 0
     ttft_s: float | None = None
     reasons: Counter[str] = field(default_factory=Counter)
+    reuse: Explained | None = None  # of the first answer that has ended
 
     def take(self, after_s: float, event: Event) -> None:
         """`after_s` is the time from the request's arrival to the event."""
@@ -43,6 +45,10 @@ class Tally:
             self.ttft_s = after_s
         if event.finish_reason is not None:
             self.reasons[event.finish_reason] += 1
+
+    def explained(self, explained: Explained) -> None:
+        if self.reuse is None:
+            self.reuse = explained
 
     def line(self, job: Logged, usages: Sequence[Usage | None], n_left: int) -> str:
         """`n_left` answers are still open: their client has gone."""
@@ -58,6 +64,13 @@ class Tally:
         ttft = "-" if self.ttft_s is None else f"{self.ttft_s:.3f} s"
         return (
             f"{job.name}: prompt {sum(map(len, job.prompts))} tokens, "
-            f"cached {cached}, output {self.output_tokens}, TTFT {ttft}, "
+            f"cached {cached}{self._from()}, output {self.output_tokens}, TTFT {ttft}, "
             f"total {time.perf_counter() - job.started_s:.3f} s, {ended}"
         )
+
+    def _from(self) -> str:
+        """Where it came from, and why it was no more."""
+        if self.reuse is None:
+            return ""
+        places = [f"{place} {n}" for place, n in self.reuse.reuse.from_tiers.items() if n]
+        return f" ({'; '.join([*places, self.reuse.reason])})"

@@ -44,7 +44,7 @@ class Writer(Protocol):
 
 
 async def whole_response(
-    request: Request, generation: Generation, writer: Writer, n: int
+    request: Request, generation: Generation, writer: Writer, n: int, *, explains: bool = False
 ) -> Response:
     """All answers in one JSON document. `n` answers belong to each prompt."""
     answers = [Answer() for _ in generation.usages]
@@ -52,7 +52,7 @@ async def whole_response(
     async def gather() -> None:
         async for events in generation.events():
             for event in events:
-                if problem := _failure(event):
+                if problem := failure(event):
                     raise ApiError(problem)
             collect(answers, events)
 
@@ -62,7 +62,10 @@ async def whole_response(
     finally:
         generation.cancel()
     body = writer.whole(answers, total_usage(generation.usages, n))
-    return Response(body.model_dump_json(), media_type="application/json")
+    if explains:
+        body = body.model_copy(update={"holdover": generation.explanation()})
+    text = body.model_dump_json(exclude=None if explains else {"holdover"})
+    return Response(text, media_type="application/json")
 
 
 class EventStream(Response):
@@ -71,7 +74,13 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, writer: Writer, n: int, *, include_usage: bool
+        self,
+        generation: Generation,
+        writer: Writer,
+        n: int,
+        *,
+        include_usage: bool,
+        explains: bool = False,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -79,6 +88,7 @@ class EventStream(Response):
         self._writer = writer
         self._n = n
         self._include_usage = include_usage
+        self._explains = explains
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # for each answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,8 +101,10 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async for events in self._generation.events():
-            problem = next(filter(None, map(_failure, events)), None)
-            data = b"".join(map(self._frames, events))
+            problem = next(filter(None, map(failure, events)), None)
+            frames = [self._frames(event) for event in events[:-1]]
+            frames.append(self._last_frames(events[-1]))
+            data = b"".join(frames)
             if problem is not None:
                 data += b"data: " + problem.json().encode() + b"\n\n"
             if data:
@@ -102,7 +114,7 @@ class EventStream(Response):
         else:
             if self._include_usage:
                 usage = total_usage(self._generation.usages, self._n)
-                data = self._frame(self._writer.usage(usage))
+                data = self._frame(self._explained(self._writer.usage(usage)))
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
@@ -118,9 +130,23 @@ class EventStream(Response):
             around = self._around_text[index] = (before, after)
         return _as_json(event.text).join(around)
 
+    def _last_frames(self, event: Event) -> bytes:
+        """Of a batch; what ends the last answer may carry the explanation."""
+        if not self._explains or self._include_usage or self._generation.is_open:
+            return self._frames(event)
+        *pieces, last = self._writer.pieces(event)
+        return b"".join(map(self._frame, [*pieces, self._explained(last)]))
+
+    def _explained(self, piece: BaseModel) -> BaseModel:
+        if not self._explains:
+            return piece
+        return piece.model_copy(update={"holdover": self._generation.explanation()})
+
     def _frame(self, piece: BaseModel) -> bytes:
         # with include_usage every chunk has the field, null but for the last one
-        exclude = None if self._include_usage else {"usage"}
+        exclude = set() if self._include_usage else {"usage"}
+        if getattr(piece, "holdover", None) is None:
+            exclude.add("holdover")
         return b"data: " + piece.model_dump_json(exclude=exclude).encode() + b"\n\n"
 
 
@@ -150,7 +176,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _failure(event: Event) -> Problem | None:
+def failure(event: Event) -> Problem | None:
     """The error to send instead of an answer that did not end by itself."""
     if event.finish_reason == "cancelled":
         return Problem(503, "the server is shutting down", None, SHUTTING_DOWN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,10 +17,12 @@ from holdover.engine.api import SHUTTING_DOWN
 from holdover.errors import RequestError
 from holdover.server.context import Context
 from holdover.server.errors import ApiError, Problem, from_request_error
+from holdover.server.explain import Origin
 from holdover.server.generation import Generation, Job
 from holdover.server.limits import DEFAULT_COMPLETION_TOKENS, INLINE_CHARS, MAX_BODY_S
 from holdover.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, Message
 from holdover.server.respond import EventStream, Writer, whole_response
+from holdover.server.turns import Change, State
 from holdover.server.writers import ChatWriter, CompletionWriter, Head
 
 T = TypeVar("T")
@@ -42,8 +44,9 @@ def generation_routes(context: Context) -> APIRouter:
             limit = context.max_context_tokens
             prompt = await encode_messages(context, asked.messages, generate, tenant, limit)
             head = _head(context, request, "chatcmpl")
+            change = recall(context, tenant, [message.rendered() for message in asked.messages])
             writer = ChatWriter(head, context.tokenizer, bool(asked.logprobs))
-            job = Job(head["id"], (prompt,), params, n, tenant, started_s)
+            job = Job(head["id"], (prompt,), params, n, tenant, started_s, Origin(change))
             return await _answer(context, request, asked, job, writer)
         except RequestError as error:
             raise ApiError(from_request_error(error, asked.renamed)) from error
@@ -74,14 +77,20 @@ async def _answer(
 ) -> Response:
     try:
         generation = Generation(
-            context.engine, context.mailbox, context.metrics, job, context.log_request
+            context.engine, context.mailbox, context.metrics, job, context.log_request, context.book
         )
     except RequestError as error:
         context.drain.engine_gone |= error.code == SHUTTING_DOWN
         raise
     if asked.stream:
-        return EventStream(generation, writer, job.n, include_usage=asked.include_usage)
-    return await whole_response(request, generation, writer, job.n)
+        return EventStream(
+            generation,
+            writer,
+            job.n,
+            include_usage=asked.include_usage,
+            explains=bool(asked.explain),
+        )
+    return await whole_response(request, generation, writer, job.n, explains=bool(asked.explain))
 
 
 async def read(request: Request, kind: type[R]) -> R:
@@ -127,6 +136,15 @@ async def encode_messages(
         return tuple(ids)
 
     return await off_loop(n_chars, encode)
+
+
+def recall(context: Context, tenant: str, messages: Sequence[Mapping[str, Any]]) -> Change | None:
+    """What has changed since these messages' history was seen last; they are remembered."""
+    now = State(context.tokenizer.chat_digest, context.engine.fingerprint.encode())
+    change = context.turns.look(tenant, messages, now)
+    if context.turns.due():
+        context.flush_turns()
+    return change
 
 
 async def _encode_prompts(

@@ -24,8 +24,9 @@ from holdover.config import Config
 from holdover.engine.api import EngineLike
 from holdover.errors import ConfigError
 from holdover.server.app import create_app
-from holdover.server.context import Drain, TokenizerLike
+from holdover.server.context import Drain
 from holdover.server.limits import MAX_IDLE_S, SPARE_CONNECTIONS
+from holdover.server.tokens import TokenizerLike
 
 _LAST_WORDS_S = 1.0
 """For the error message of a stream that the grace time did not let finish."""

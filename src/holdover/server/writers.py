@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from holdover.engine.api import Event, TokenLogprob
-from holdover.server.context import TokenizerLike
 from holdover.server.generation import Answer
 from holdover.server.limits import LEAST_LOGPROB
 from holdover.server.replies import (
@@ -25,6 +24,7 @@ from holdover.server.replies import (
     Usage,
 )
 from holdover.server.replies import TokenLogprob as ReplyTokenLogprob
+from holdover.server.tokens import TokenizerLike
 
 
 class Head(TypedDict):

@@ -7,6 +7,7 @@ from a GGUF header.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,15 +131,55 @@ class Tokenizer:
         What the tenant sent before is not tokenized again.
         """
 
+        text = self.chat_text(messages, tools, add_generation_prompt)
+        return self.chat_ids(text, max_context_tokens, tenant)
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """What `chat_ids` makes ids of: `render_chat`, with marks in what messages spell."""
+
         def render(data: tuple[Any, Any]) -> str:
             return self.render_chat(*data, add_generation_prompt)
 
-        text = self._guard.render(render, (messages, tools))
+        return self._guard.render(render, (messages, tools))
+
+    def chat_ids(
+        self,
+        text: str,
+        max_context_tokens: int | None = None,
+        tenant: str = "",
+        *,
+        begins: bool = True,
+    ) -> list[int]:
+        """Ids of a text of `chat_text`, or of a later part of it (`begins` is False).
+
+        A part has the ids that it has in the whole where it begins with a special token; where
+        `cuts_anywhere`, some ids of the same text elsewhere too.
+        """
         self._demand_fits(text, "messages", max_context_tokens)
         pieces = [p for p in self._piece_ends.split(text) if p] if self._piece_ends else [text]
         ids = self._memo.ids_of(tenant, pieces, lambda new: self._encode_all(new, "messages"))
         n_prefix = len(self.prefix_ids)
-        return ids if tuple(ids[:n_prefix]) == self.prefix_ids else [*self.prefix_ids, *ids]
+        if not begins or tuple(ids[:n_prefix]) == self.prefix_ids:
+            return ids
+        return [*self.prefix_ids, *ids]
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Whether the ids of two parts of a text, put together, spell the text."""
+        return self._piece_ends is not None
+
+    @property
+    def chat_digest(self) -> bytes:
+        """Changes with what turns the same messages into other ids: 16 bytes."""
+        template = self.chat_template
+        told = ("", {}) if template is None else (template.source, dict(template.names))
+        parts = repr((*told, self.prefix_ids)).encode("utf-8", "replace")
+        return hashlib.blake2b(parts, digest_size=16).digest()
 
     def _demand_fits(self, text: str, field_name: str, max_context_tokens: int | None) -> None:
         if max_context_tokens is not None and len(text) > max_context_tokens:
