@@ -15,7 +15,7 @@ from .conftest import GREEDY, Loaded, Serve
 
 MIXED = ["k=int8,v=q5_1", "int8,v=q5_1,0-1=fp32"]
 QUANTISED = [*sorted(set(codec_names()) - {"fp32", "bf16", "fp16"}), *MIXED]
-PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
+PROMPT = "Monday, Tuesday, Wednesday, Thursday, Friday,"
 FEW = replace(GREEDY, max_tokens=4, ignore_eos=True)
 EVERY_RUN = ("fp8", "int8", "int4", "q5_1", *MIXED)  # the others share their code
 
@@ -27,11 +27,11 @@ EVERY_RUN = ("fp8", "int8", "int4", "q5_1", *MIXED)  # the others share their co
 def test_a_quantised_cache_serves(smollm2: Loaded, serve: Serve, codec: str) -> None:
     served = serve(smollm2, codec=codec)
     cold = served.ask(PROMPT, FEW).answer()
-    assert cold.text.strip().startswith("Madrid")
+    assert " Saturday" in cold.text
     hit = served.ask(PROMPT, FEW).answer()
     assert hit.cached_tokens > 0
     assert hit.tokens == cold.tokens
-    together = served.together([PROMPT, PROMPT + " Madrid. The capital of Germany is"], FEW)
+    together = served.together([PROMPT, PROMPT + " Saturday, Sunday."], FEW)
     assert together[0].tokens == cold.tokens
 
 
