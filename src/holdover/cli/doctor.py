@@ -27,9 +27,9 @@ def register(app: typer.Typer) -> None:
             typer.Argument(metavar="TIER...", help="As for --tiers: ram:2GiB, disk:/path:20GiB."),
         ],
     ) -> None:
-        """Test tiers: that tenants are kept apart, and permissions, checksums and size of a folder.
+        """Test tiers: are tenants apart, and a folder in order?
 
-        Blocks of a test lie in a folder of their own, next to what is there; nothing else is
+        Permissions, checksums and size are those of a disk tier's folder. Blocks of a test lie in a folder of their own, next to what is there; nothing else is
         written. Exit code 1 where something is wrong.
         """
         from holdover.cache.tiers._open import parse_tiers
