@@ -29,8 +29,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Test tiers: are tenants apart, and a folder in order?
 
-        Permissions, checksums and size are those of a disk tier's folder. Blocks of a test lie in a folder of their own, next to what is there; nothing else is
-        written. Exit code 1 where something is wrong.
+        Permissions, checksums and size are those of a disk tier's folder. Blocks of a test lie in
+        a folder of their own, next to what is there; nothing else is written. Exit code 1 where
+        something is wrong.
         """
         from holdover.cache.tiers._open import parse_tiers
 
