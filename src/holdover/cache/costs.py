@@ -14,10 +14,11 @@ WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Two predictions, in seconds: to load a prefix, and to compute it."""
+    """Two predictions, in seconds: to load a prefix, most of it from `tier`, and to compute it."""
 
     load_s: float
     compute_s: float
+    tier: str = ""
 
     @property
     def pays(self) -> bool:
@@ -41,8 +42,3 @@ class Costs:
     def compute_s(self, n_tokens: int) -> float:
         """Infinite before the first measurement: then a load is tried."""
         return float("inf") if self._token_s is None else n_tokens * self._token_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """0 before the first measurement."""
-        return 0.0 if self._token_s is None else 1 / self._token_s

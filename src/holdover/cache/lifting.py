@@ -38,7 +38,6 @@ class Lift:
     n_tokens: int
     n_matched: int
     decision: Decision
-    tier: str = ""  # that most of it comes from
     deadline_s: float = 0.0  # time.monotonic()
     n_to_come: list[int] = field(default_factory=list)  # blocks per group, promised and not held
     held: list[Block] = field(default_factory=list)
@@ -69,8 +68,8 @@ class Lifts:
             return None
         held = [new + shared for new, shared in zip(n_new, n_shared, strict=True)]
         n_to_come = [max(0, p - h) for p, h in zip(promise or held, held, strict=True)]
-        tier, deadline_s = self._mover.main_tier(reach.records), self._mover.deadline_s(decision)
-        lift = Lift(reach.n_tokens, n_matched, decision, tier, deadline_s, n_to_come)
+        deadline_s = self._mover.deadline_s(decision)
+        lift = Lift(reach.n_tokens, n_matched, decision, deadline_s, n_to_come)
         self.under_way[lift] = None
         for block in reach.blocks:
             self._room.ref(block)

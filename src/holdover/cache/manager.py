@@ -266,7 +266,7 @@ class CacheManager:
         n_loaded = 0 if lift is None else max(0, n_reused - lift.n_matched)
         from_tiers = {"arena": n_reused - n_loaded}
         if lift is not None and n_loaded:
-            from_tiers[lift.tier] = n_loaded
+            from_tiers[lift.decision.tier] = n_loaded
         reuse = partial(Reuse, len(tokens), n_reused, from_tiers)
         if n_reused == n_usable:
             return reuse("all")

@@ -2,7 +2,7 @@
 
     down   offer      a sequence let go of a block: stored in the background, oldest offer first
            evicting   the last chance of a block that is not stored yet
-    up     holds, runs, pays, load, poll      for lifts
+    up     holds, runs, decide, load, poll    for lifts
 
 Tiers are asked in the order in which they were given. On the engine's thread a move costs one copy
 of a block, and at most `STORES_A_POLL` are made at a time; the rest is the tiers' threads' work.
@@ -11,7 +11,7 @@ of a block, and at most `STORES_A_POLL` are made at a time; the rest is the tier
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from holdover.cache.blocks import Block
@@ -82,11 +82,11 @@ class Mover:
 
     def places(self, record: Record) -> list[str]:
         """Names of the tiers that hold it."""
-        return [tier.name for tier in self._tiers if tier.holds(record.key, record.group)]
+        return [tier.name for tier in self._holding(record)]
 
     def delete(self, record: Record) -> int:
         """From how many tiers it was removed."""
-        holding = [tier for tier in self._tiers if tier.holds(record.key, record.group)]
+        holding = self._holding(record)
         for tier in holding:
             tier.delete(record)
         return len(holding)
@@ -96,22 +96,19 @@ class Mover:
 
     def decide(self, records: Sequence[Record], n_tokens: int) -> Decision:
         """Whether loading `records` is predicted to be faster than computing `n_tokens`."""
+        places = [self._tier_of(record) for record in records]
         n_bytes = [0] * len(self._tiers)
-        for record in records:
-            n_bytes[self._tier_of(record)] += self._nbytes(record)
+        for place, record in zip(places, records, strict=True):
+            n_bytes[place] += self._nbytes(record)
         load_s = 0.0
         for tier, n, queued in zip(self._tiers, n_bytes, self._in_flight_bytes, strict=True):
             rate = tier.stats().read_bytes_per_s
             if n and rate:  # before the first load nobody knows: it is the measurement
                 load_s = max(load_s, (n + queued) / rate)
-        decision = Decision(load_s, self.costs.compute_s(n_tokens))
+        [(most, _)] = Counter(places).most_common(1)
+        decision = Decision(load_s, self.costs.compute_s(n_tokens), self._tiers[most].name)
         self.declined_loads += not decision.pays
         return decision
-
-    def main_tier(self, records: Sequence[Record]) -> str:
-        """The name of the tier that most of them come from."""
-        places = [self._tier_of(record) for record in records]
-        return self._tiers[max(places, key=places.count)].name
 
     def deadline_s(self, decision: Decision) -> float:
         """By when loads that begin now should have ended, in time.monotonic()."""
@@ -170,6 +167,9 @@ class Mover:
 
     def _landed(self, ticket: Ticket) -> None:
         self._in_flight_bytes[ticket[0]] -= self._under_way.pop(ticket, 0)
+
+    def _holding(self, record: Record) -> list[Tier]:
+        return [tier for tier in self._tiers if tier.holds(record.key, record.group)]
 
     def _tier_of(self, record: Record) -> int:
         """The fastest that holds it; the last, should none do so any more."""

@@ -35,10 +35,7 @@ def small_layout() -> CacheLayout:
 
 
 def problems_of(open_tier: Callable[[bytes], Tier]) -> list[str]:
-    """What is wrong, in words; `open_tier(identity)` opens the tier, again and again on one place.
-
-    Uses the layout of `small_layout`.
-    """
+    """What is wrong, in words; `open_tier(identity)` opens it for `small_layout`."""
     seed, salt = os.urandom(32), os.urandom(32)
     tier = open_tier(seed)
     try:

@@ -49,6 +49,13 @@ class Archive:
             text = "the server's store of conversations cannot be used at the moment"
             raise ApiError(Problem(503, text, None, "store_unavailable")) from error
 
+    async def find(self, look: Callable[[Store], T | None], missing: Problem) -> T:
+        """What `look` gives. Raises ApiError: `missing` where that is None, else as `ask`."""
+        found = await self.ask(look)
+        if found is None:
+            raise ApiError(missing)
+        return found
+
     def tell(self, work: Callable[[Store], None]) -> None:
         """What nobody waits for; where it fails, the log says so."""
 

@@ -19,7 +19,7 @@ from holdover.server.response_replies import (
     Deleted,
     InspectedConversation,
 )
-from holdover.server.responses import no_conversation, no_response
+from holdover.server.responses import new_conversation, no_conversation, no_response
 from holdover.server.responses_protocol import Fork, NewConversation, Pin
 from holdover.server.routes import read, schema_of
 from holdover.server.store import Conversation, Store, StoredResponse, forked
@@ -51,7 +51,7 @@ def conversation_routes(context: Context) -> APIRouter:
     @router.post("/v1/conversations", openapi_extra=schema_of(NewConversation))
     async def create(request: Request) -> ConversationReply:
         asked = await read(request, NewConversation)
-        made = _made(request.state.tenant, asked.metadata, asked.items)
+        made = new_conversation(request.state.tenant, asked.metadata, asked.items)
         await archive.ask(lambda store: store.add_conversation(made))
         return _reply(made)
 
@@ -66,7 +66,7 @@ def conversation_routes(context: Context) -> APIRouter:
         tenant = request.state.tenant
         source = await _found(context, tenant, conversation_id)
         name = asked.response_id or source.last
-        made = _made(tenant, asked.metadata, source.items)
+        made = new_conversation(tenant, asked.metadata, source.items)
         if name is None:
             await archive.ask(lambda store: store.add_conversation(made))
             return _reply(made)
@@ -98,9 +98,7 @@ def conversation_routes(context: Context) -> APIRouter:
                 return None
             return store.delete_conversation(tenant, conversation_id)
 
-        gone = await archive.ask(remove)
-        if gone is None:
-            raise ApiError(no_conversation(conversation_id))
+        gone = await archive.find(remove, no_conversation(conversation_id))
         await forget(context, gone)
         return Deleted(id=conversation_id, object="conversation.deleted")
 
@@ -110,10 +108,9 @@ def conversation_routes(context: Context) -> APIRouter:
 async def _found(
     context: Context, tenant: str, name: str, param: str = "conversation_id"
 ) -> Conversation:
-    found = await context.archive.ask(lambda store: store.conversation(tenant, name))
-    if found is None:
-        raise ApiError(no_conversation(name, param))
-    return found
+    return await context.archive.find(
+        lambda store: store.conversation(tenant, name), no_conversation(name, param)
+    )
 
 
 async def _last(context: Context, of: Conversation) -> StoredResponse | None:
@@ -128,12 +125,6 @@ def _limit(text: str) -> int:
     if not 1 <= n <= _MOST_LISTED:
         raise RequestError("limit", f"limit must be between 1 and {_MOST_LISTED}")
     return n
-
-
-def _made(tenant: str, metadata: dict[str, str], items: list[dict[str, str]]) -> Conversation:
-    now_s = time.time()
-    name = f"conv_{uuid.uuid4().hex}"
-    return Conversation(name, tenant, now_s, now_s, metadata=metadata, items=items)
 
 
 def _at(conversation: Conversation, turn: StoredResponse) -> Conversation:

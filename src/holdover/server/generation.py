@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,8 +170,3 @@ class Generation:
         self._tally.explained(explained)
         if self._book is not None and not sibling:  # the first computes the prompt for the others
             self._book.note(job.tenant, job.name, explained)
-
-
-def collect(answers: Sequence[Answer], events: Sequence[Event]) -> None:
-    for event in events:
-        answers[event.index].add(event)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdover.engine.api import NOT_FINITE, SHUTTING_DOWN, Event
 from holdover.server.errors import ApiError, Problem
-from holdover.server.generation import Answer, Generation, collect
+from holdover.server.generation import Answer, Generation
 from holdover.server.replies import Usage, total_usage
 
 _log = logging.getLogger(__name__)
@@ -48,24 +48,36 @@ async def whole_response(
 ) -> Response:
     """All answers in one JSON document. `n` answers belong to each prompt."""
     answers = [Answer() for _ in generation.usages]
+    if not await run_whole(request, generation, lambda event: answers[event.index].add(event)):
+        return nobody_there()
+    body = writer.whole(answers, total_usage(generation.usages, n))
+    if explains:
+        body = body.model_copy(update={"holdover": generation.explanation()})
+    text = body.model_dump_json(exclude=None if explains else {"holdover"})
+    return Response(text, media_type="application/json")
+
+
+async def run_whole(
+    request: Request, generation: Generation, take: Callable[[Event], None]
+) -> bool:
+    """Hand over every event to the last; False when the client left first. Raises ApiError."""
 
     async def gather() -> None:
         async for events in generation.events():
             for event in events:
                 if problem := failure(event):
                     raise ApiError(problem)
-            collect(answers, events)
+                take(event)
 
     try:
-        if not await unless_gone(request.receive, gather()):
-            return Response(status_code=499)  # nobody is there to read it
+        return await unless_gone(request.receive, gather())
     finally:
         generation.cancel()
-    body = writer.whole(answers, total_usage(generation.usages, n))
-    if explains:
-        body = body.model_copy(update={"holdover": generation.explanation()})
-    text = body.model_dump_json(exclude=None if explains else {"holdover"})
-    return Response(text, media_type="application/json")
+
+
+def nobody_there() -> Response:
+    """What is logged of a request whose client has left."""
+    return Response(status_code=499)
 
 
 class EventStream(Response):

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdover.engine.api import Event, FinishReason
-from holdover.server.errors import ApiError, Problem
+from holdover.server.errors import Problem
 from holdover.server.generation import Generation
 from holdover.server.replies import total_usage
-from holdover.server.respond import failure, unless_gone
+from holdover.server.respond import failure, nobody_there, run_whole, unless_gone
 from holdover.server.response_replies import (
     IncompleteDetails,
     OutputMessage,
@@ -83,18 +83,8 @@ class Run:
 
 
 async def whole(request: Request, run: Run) -> Response:
-    async def gather() -> None:
-        async for events in run.generation.events():
-            for event in events:
-                if problem := failure(event):
-                    raise ApiError(problem)
-                run.said.add(event)
-
-    try:
-        if not await unless_gone(request.receive, gather()):
-            return Response(status_code=499)  # nobody is there to read it
-    finally:
-        run.generation.cancel()
+    if not await run_whole(request, run.generation, run.said.add):
+        return nobody_there()
     reply = await run.finished()
     return Response(reply.model_dump_json(), media_type="application/json")
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from holdover.engine.api import SHUTTING_DOWN
 from holdover.errors import RequestError
 from holdover.server.context import Context
 from holdover.server.continuing import Prompt, Renderer
 from holdover.server.errors import ApiError, Problem, from_request_error
 from holdover.server.explain import Origin
-from holdover.server.generation import Generation, Job
+from holdover.server.generation import Job
 from holdover.server.keeping import forget, pin_again
 from holdover.server.responding import ResponseStream, Run, Said, whole
 from holdover.server.response_replies import Deleted, Ref, ResponseReply
 from holdover.server.responses_protocol import ResponsesRequest
-from holdover.server.routes import check_model, off_loop, read, recall, schema_of
+from holdover.server.routes import begin, check_model, off_loop, read, recall, schema_of
 from holdover.server.store import Conversation, Store, StoredResponse
 
 
@@ -55,9 +55,9 @@ def response_routes(context: Context) -> APIRouter:
     @router.delete("/v1/responses/{response_id}")
     async def delete(request: Request, response_id: str) -> Deleted:
         tenant = request.state.tenant
-        gone = await context.archive.ask(lambda store: store.delete_response(tenant, response_id))
-        if gone is None:
-            raise ApiError(no_response(response_id))
+        gone = await context.archive.find(
+            lambda store: store.delete_response(tenant, response_id), no_response(response_id)
+        )
         await forget(context, [gone])
         return Deleted(id=response_id, object="response")
 
@@ -77,10 +77,9 @@ def no_conversation(name: str, param: str = "conversation_id") -> Problem:
 async def _found(
     context: Context, tenant: str, name: str, param: str = "response_id"
 ) -> StoredResponse:
-    found = await context.archive.ask(lambda store: store.response(tenant, name))
-    if found is None:
-        raise ApiError(no_response(name, param))
-    return found
+    return await context.archive.find(
+        lambda store: store.response(tenant, name), no_response(name, param)
+    )
 
 
 async def _create(
@@ -99,13 +98,7 @@ async def _create(
     note = None if place.last is None else _how(prompt)
     name = f"resp_{request.state.request_id}"
     job = Job(name, (prompt.ids,), params, 1, tenant, started_s, Origin(change, note))
-    try:
-        generation = Generation(
-            context.engine, context.mailbox, context.metrics, job, context.log_request, context.book
-        )
-    except RequestError as error:
-        context.drain.engine_gone |= error.code == SHUTTING_DOWN
-        raise
+    generation = begin(context, job)
     begun = _begun(context, name, asked, place)
 
     async def keep(reply: ResponseReply, said: Said) -> ResponseReply:
@@ -136,28 +129,33 @@ async def _place(context: Context, tenant: str, asked: ResponsesRequest) -> Plac
     if asked.conversation is not None:
         name = asked.conversation
 
-        def look(store: Store) -> tuple[Conversation | None, StoredResponse | None]:
+        def look(store: Store) -> Place | None:
             found = store.conversation(tenant, name)
-            last = None if found is None or found.last is None else found.last
-            return found, None if last is None else store.response(tenant, last)
+            if found is None:
+                return None
+            last = None if found.last is None else store.response(tenant, found.last)
+            return Place(found, last, new=False)
 
-        found, last = await context.archive.ask(look)
-        if found is None:
-            raise ApiError(no_conversation(name, "conversation"))
-        return Place(found, last, new=False)
+        return await context.archive.find(look, no_conversation(name, "conversation"))
     if asked.previous_response_id is None:
-        return Place(_new_conversation(tenant), None, new=True)
+        return Place(new_conversation(tenant), None, new=True)
     last = await _found(context, tenant, asked.previous_response_id, "previous_response_id")
     conversation = last.conversation
     found = await context.archive.ask(lambda store: store.conversation(tenant, conversation))
     if found is None or found.last != last.id:  # from a turn that was gone on from already
-        return Place(_new_conversation(tenant), last, new=True)
+        return Place(new_conversation(tenant), last, new=True)
     return Place(found, last, new=False)
 
 
-def _new_conversation(tenant: str) -> Conversation:
-    now_s = time.time()
-    return Conversation(f"conv_{uuid.uuid4().hex}", tenant, now_s, now_s)
+def new_conversation(
+    tenant: str,
+    metadata: Mapping[str, str] | None = None,
+    items: Sequence[Mapping[str, str]] = (),
+) -> Conversation:
+    now_s, name = time.time(), f"conv_{uuid.uuid4().hex}"
+    return Conversation(
+        name, tenant, now_s, now_s, metadata=dict(metadata or {}), items=[*map(dict, items)]
+    )
 
 
 def _how(prompt: Prompt) -> str:

@@ -72,16 +72,21 @@ def generation_routes(context: Context) -> APIRouter:
     return router
 
 
-async def _answer(
-    context: Context, request: Request, asked: GenerationRequest, job: Job, writer: Writer
-) -> Response:
+def begin(context: Context, job: Job) -> Generation:
+    """Raises RequestError, and remembers where it is the engine that is gone."""
     try:
-        generation = Generation(
+        return Generation(
             context.engine, context.mailbox, context.metrics, job, context.log_request, context.book
         )
     except RequestError as error:
         context.drain.engine_gone |= error.code == SHUTTING_DOWN
         raise
+
+
+async def _answer(
+    context: Context, request: Request, asked: GenerationRequest, job: Job, writer: Writer
+) -> Response:
+    generation = begin(context, job)
     if asked.stream:
         return EventStream(
             generation,
