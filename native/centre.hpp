@@ -36,6 +36,19 @@ INLINE void subtract_centre(const Plane& p, int head, int position, const float*
   }
 }
 
+// The inverse, in place.
+INLINE void add_centre(const Plane& p, int head, int position, float* row) {
+  const float *mean = p.centre.mean + head * p.dim, *spread = p.centre.spread + head * p.dim;
+  const float *cosines = tile_turns(p, position) + position % TILE_TOKENS / CENTRE_TOKENS;
+  int half = p.dim / 2;
+  const float* sines = cosines + half * TILE_CENTRES;
+  for (int i = 0; i < half; ++i) {
+    float cosine = cosines[i * TILE_CENTRES], sine = sines[i * TILE_CENTRES];
+    row[i] = row[i] * spread[i] + (mean[i] * cosine - mean[half + i] * sine);
+    row[half + i] = row[half + i] * spread[half + i] + (mean[half + i] * cosine + mean[i] * sine);
+  }
+}
+
 // By what a query row multiplies cosines and sines, to have its products with centres. Leaves the
 // row as it is multiplied with what is stored.
 INLINE void split_query(const Plane& p, int head, float scale, float* query, float* to) {

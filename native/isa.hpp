@@ -1,11 +1,13 @@
 // All kernels, for the instruction set in whose namespace this is included.
 #include "kernels.hpp"
+#include "transcode.hpp"
 #include "linear.hpp"
 #include "rows.hpp"
 
-#define HOLDOVER_ISA(name)                                                                     \
-  namespace holdover {                                                                         \
-  const Isa name{#name, on_##name::runs, on_##name::attend_task, on_##name::write,             \
-                 on_##name::prepare, on_##name::multiply, on_##name::unpack_row, on_##name::norm, \
-                 on_##name::rotate, on_##name::within, on_##name::cap_row};                    \
+#define HOLDOVER_ISA(name)                                                                       \
+  namespace holdover {                                                                           \
+  const Isa name{#name, on_##name::runs, on_##name::attend_task, on_##name::write,               \
+                 on_##name::transcode, on_##name::prepare, on_##name::multiply,                  \
+                 on_##name::unpack_row, on_##name::norm, on_##name::rotate, on_##name::within,   \
+                 on_##name::cap_row};                                                            \
   }

@@ -65,6 +65,24 @@ const Isa& isa_named(const std::string& name) {
   throw std::invalid_argument("no instruction set " + name);
 }
 
+// A group's blocks from one form to another, in the thread that calls it.
+struct Transcoder {
+  const Isa* isa;
+  std::vector<std::pair<Plane, Plane>> planes;  // of each layer and plane that differs
+  int block_tokens;
+
+  Transcoder(const std::string& isa_name, const std::vector<std::pair<Plane, Plane>>& planes, int block_tokens)
+      : isa(&isa_named(isa_name)), planes(planes), block_tokens(block_tokens) {
+    for (const auto& [from, to] : planes)
+      if (from.heads != to.heads || from.dim != to.dim) throw std::invalid_argument("two forms of unlike planes");
+  }
+
+  void run(Address source, Address target, int64_t start_position) const {
+    for (const auto& [from, to] : planes)
+      isa->transcode(from, to, at<uint8_t>(source), at<uint8_t>(target), block_tokens, start_position);
+  }
+};
+
 // Products of the same rows with several matrices, in tasks of STREAMS panels: for tests and measurements.
 struct Products {
   const Isa* isa;
@@ -210,6 +228,10 @@ NB_MODULE(_native, m) {
       .def(nb::init<const Cache&, Ints, Ints, Offsets, Ints, int>(), nb::keep_alive<1, 2>())
       .def("write", &GroupStep::write, nb::call_guard<nb::gil_scoped_release>())
       .def("attend", &GroupStep::attend, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<Transcoder>(m, "Transcoder")
+      .def(nb::init<const std::string&, const std::vector<std::pair<Plane, Plane>>&, int>(), "isa"_a, "planes"_a,
+           "block_tokens"_a)
+      .def("run", &Transcoder::run, "source"_a, "target"_a, "start_position"_a, nb::call_guard<nb::gil_scoped_release>());
   bind_products(m);
   bind_decoder(m);
 }

@@ -172,6 +172,9 @@ struct Isa {
   bool (*runs)();
   void (*attend)(const Attend&, int entry, float* scratch);
   void (*write)(const Write&, int token_start, int token_stop);
+  // A plane's rows of a block, from one form of it to another. `start_position` is its first token's.
+  void (*transcode)(const Plane& from, const Plane& to, const uint8_t* source, uint8_t* target, int n_tokens,
+                    int64_t start_position);
 
   // A row as products with weights of this kind take it.
   void (*prepare)(const float* row, int inputs, Element, uint8_t* operand_row);

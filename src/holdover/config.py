@@ -41,8 +41,8 @@ class Config:
     """Kernel backend: native, reference, or auto, which is HOLDOVER_BACKEND or else the fastest."""
     tiers: tuple[str, ...] = ()
     """A slower home for blocks that the arena has no room for, repeatable, the fastest first:
-    ram:2GiB or disk:/path:20GiB, which also outlives the server, as do conversations: 256 MiB of
-    them at most lie beside it."""
+    ram:2GiB, ram:2GiB:int4 (requantised) or disk:/path:20GiB, which also outlives the server, as do
+    conversations: 256 MiB of them at most lie beside it."""
     share_prefixes: bool = False
     """Let clients with different API keys reuse each other's prefixes, and so tell by the time to
     the first token what others have sent."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,3 +66,11 @@ def gguf_hint(folder: Path) -> str | None:
         return None
     more = f" (it holds {len(files)})" if len(files) > 1 else ""
     return f"is a folder without config.json; for the GGUF file in it give {files[0]}{more}"
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: XDG_CACHE_HOME or its default, under holdover."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base and sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    return (Path(base) if base else Path.home() / ".cache") / "holdover"

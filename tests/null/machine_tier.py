@@ -1,15 +1,27 @@
-"""A tier whose every answer the test decides: when a load ends, and whether it fails."""
+"""A tier whose every answer the test decides: when a load ends, and whether it fails.
 
-from collections.abc import Iterable
+With a codec, the lowest bit of each row that comes back is set, and all that stand for exact rows
+are even: so what is exact and what is not can be told apart.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from holdover.cache.tiers.base import Record, Take, TierStats
 
 
 class MachineTier:
-    name = "machine"
     buffer_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(
+        self, name: str = "machine", codec: str | None = None, block_bytes: Sequence[int] = ()
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.stored_block_bytes = block_bytes
+        self.are_rows_even = False  # those that an exact tier may be given
+        self.pins: dict[Record, float] = {}
         self.held: dict[Record, bytes] = {}
         self.loads: dict[int, Record] = {}
         self.ended: list[tuple[int, bytes | None, str]] = []
@@ -25,6 +37,8 @@ class MachineTier:
         return [r for r in reversed(self.held) if r.parent == parent]
 
     def store(self, record: Record, block: memoryview) -> bool:
+        if self.codec is None and self.are_rows_even:
+            assert not (_words(block) & 1).any(), "rows that are not exact"
         if self.takes_stores:
             self.held.setdefault(record, bytes(block))
         return self.takes_stores
@@ -41,9 +55,18 @@ class MachineTier:
         for ticket, data, problem in ended:
             # writable, and gone when it returns: nobody may keep it
             view = memoryview(bytearray(data)) if data is not None else None
+            if view is not None and self.codec is not None:
+                words = _words(view)
+                words |= 1
             take(ticket, view, problem)
             if view is not None:
                 view[:] = b"\xdd" * len(view)
+
+    def stored_bytes(self, group: int) -> int:
+        return self.stored_block_bytes[group]
+
+    def pin(self, record: Record, until_s: float) -> None:
+        self.pins[record] = until_s
 
     def delete(self, record: Record) -> None:
         self.held.pop(record, None)
@@ -59,3 +82,7 @@ class MachineTier:
             record = self.loads.pop(ticket)
             data = None if fails else self.held.get(record)
             self.ended.append((ticket, data, "" if data is not None else "lost"))
+
+
+def _words(block: memoryview) -> np.ndarray:
+    return np.frombuffer(block, np.int32)

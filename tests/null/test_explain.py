@@ -25,7 +25,7 @@ class Cache:
         layers = (LayerSpec(attention_planes(1, 8), Full()),)
         self.layout = CacheLayout.of(CacheSpec.of(layers, 4), uniform("fp32"))
         arena = NullArena(self.layout.sectors_for([n_blocks]) * self.layout.sector_bytes)
-        self.tier = MachineTier()
+        self.tier = MachineTier(block_bytes=[block.nbytes for block in self.layout.blocks])
         self.manager = CacheManager(
             self.layout, arena, mover=Mover(self.layout, [self.tier], Costs())
         )

@@ -37,14 +37,14 @@ def crcs(tenant: str, tokens: list[int]) -> list[int]:
     crc, out = zlib.crc32(tenant.encode()), []
     for token in tokens:
         crc = zlib.crc32(bytes([token]), crc)
-        out.append(int(np.uint32(crc).view(np.int32)))
+        out.append(int(np.uint32(crc & ~1).view(np.int32)))  # odd: not exact
     return out
 
 
 class ManagerMachine(RuleBasedStateMachine):
     models = tuple(MODELS)
 
-    def mover(self):
+    def mover(self, data):
         return None
 
     def after_build(self):
@@ -64,7 +64,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)
         self.lifts: list[tuple] = []  # (lift, tenant, tokens)
         self.manager = CacheManager(
-            self.layout, self.arena, eviction=eviction, seed=b"w", mover=self.mover()
+            self.layout, self.arena, eviction=eviction, seed=b"w", mover=self.mover(data)
         )
         self.running: list[tuple] = []  # (sequence, all its tokens, crcs)
         self.parked: list[tuple[str, list[int]]] = []
@@ -123,9 +123,13 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def compute(self, sequence, tokens, sums, n):
         start = sequence.n_tokens
+        seen = (
+            row[0] for p in range(start) for _, row in self.arena.rows(self.manager, sequence, p)
+        )
+        mark = any(value & 1 for value in seen)  # what is computed from what is not exact
         for position in range(start, start + n):
             for _, row in self.arena.rows(self.manager, sequence, position):
-                row[0] = sums[position]
+                row[0] = sums[position] | mark
         self.manager.commit(sequence, tokens[start : start + n])
 
     @precondition(lambda self: self.running)
@@ -165,11 +169,18 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 class TieredMachine(ManagerMachine):
-    """With a tier that stores, forgets, fails and answers when it likes."""
+    """With tiers that store, forget, fail and answer when they like; one of them requantises."""
 
-    def mover(self):
-        self.tier = MachineTier()
-        return Mover(self.layout, [self.tier], Costs())
+    def mover(self, data):
+        kinds = data.draw(st.sampled_from(["exact", "coarse", "coarse exact", "exact coarse"]))
+        codecs = {"exact": None, "coarse": "coarse"}
+        self.tiers = [MachineTier(kind, codecs[kind]) for kind in kinds.split()]
+        for tier in self.tiers:
+            tier.are_rows_even = True
+        return Mover(self.layout, self.tiers, Costs())
+
+    def one_of(self, data):
+        return data.draw(st.sampled_from(self.tiers))
 
     @rule(tokens=tokens_lists, tenant=st.sampled_from(["", "a"]), promised=st.booleans())
     def lift(self, tokens, tenant, promised):
@@ -192,7 +203,9 @@ class TieredMachine(ManagerMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def whole_turn_goes_down(self, data):
-        item = self.pick(data)
+        self.go_down(self.pick(data))
+
+    def go_down(self, item):
         sequence, tokens, sums = item
         self.running.remove(item)
         self.running.append(item)
@@ -208,11 +221,30 @@ class TieredMachine(ManagerMachine):
         self.manager.evict()
 
     @precondition(lambda self: self.lifts)
-    @rule(n=st.integers(1, 40), fails=st.booleans(), polls=st.booleans())
-    def answer(self, n, fails, polls):
-        self.tier.end_loads(n, fails)
+    @rule(data=st.data(), n=st.integers(1, 40), fails=st.booleans(), polls=st.booleans())
+    def answer(self, data, n, fails, polls):
+        self.one_of(data).end_loads(n, fails)
         if polls:
             self.manager.poll()
+
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data(), again=st.booleans())
+    def whole_turn_comes_up(self, data, again):
+        """The tiers answer at once; `again`: what it computes goes down, too."""
+        tenant, tokens = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
+        n_running = len(self.running)
+        self.begin_lift(tokens, tenant, promised=False)
+        for tier in self.tiers:
+            tier.end_loads(MAX_TOKENS)
+        self.manager.poll()
+        if self.lifts and self.lifts[-1][0].ended:
+            lift, *_ = self.lifts.pop()
+            event(f"came up, {lift.problem or 'all'}")
+        self.start(tokens, tenant, STEP_TOKENS, promised=False)
+        if len(self.running) > n_running:
+            event(f"came up exact: {self.running[-1][0].is_exact}")
+            if again:
+                self.go_down(self.running[-1])
 
     @rule()
     def poll(self):
@@ -233,14 +265,16 @@ class TieredMachine(ManagerMachine):
         event(f"landed, {'all came' if lift.problem is None else lift.problem}")
         self.start(tokens, tenant, n, promised)
 
-    @precondition(lambda self: hasattr(self, "tier") and self.tier.held)
     @rule(data=st.data())
     def tier_loses(self, data):
-        self.tier.delete(data.draw(st.sampled_from(list(self.tier.held))))
+        tier = self.one_of(data)
+        if tier.held:
+            tier.delete(data.draw(st.sampled_from(list(tier.held))))
 
-    @rule(stores=st.booleans(), loads=st.booleans())
-    def tier_mood(self, stores, loads):
-        self.tier.takes_stores, self.tier.takes_loads = stores, loads
+    @rule(data=st.data(), stores=st.booleans(), loads=st.booleans())
+    def tier_mood(self, data, stores, loads):
+        tier = self.one_of(data)
+        tier.takes_stores, tier.takes_loads = stores, loads
 
     def teardown(self):
         for lift, _, _ in getattr(self, "lifts", ()):

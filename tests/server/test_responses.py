@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,9 @@ def test_a_restart_keeps_them(begin: Any, tmp_path: Path, sealer: Sealer) -> Non
     assert (b"A secret word" in content) == isinstance(sealer, Checked)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with begin(file, sealer) as server:
+        [(n_tokens, _, until_s)] = server.engine.pins
+        assert n_tokens == first.usage.total_tokens
+        assert until_s == pytest.approx(time.monotonic() + 1000, abs=60)
         assert server.client(KEYS[0]).responses.retrieve(first.id).to_dict() == first.to_dict()
         [listed] = conversations(server)["data"]
         assert (listed["id"], listed["turns"]) == (first.conversation.id, 1)
@@ -329,7 +333,7 @@ def test_a_restart_keeps_them(begin: Any, tmp_path: Path, sealer: Sealer) -> Non
             b"<user>A secret word<assistant>Yes."
         )
         assert second.conversation.id == first.conversation.id
-        assert len(server.engine.pins) == 1, "the pin outlives the server too"
+        assert len(server.engine.pins) == 2, "the pin outlives the server too"
 
 
 def test_two_servers_on_one_file(begin: Any, tmp_path: Path) -> None:

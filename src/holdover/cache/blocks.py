@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TOKEN_BYTES = 4  # int32
+
 
 @dataclass(slots=True, eq=False)
 class Block:
@@ -18,6 +20,8 @@ class Block:
     refs: int = 0
     entry: Entry | None = None
     pinned_until_s: float = 0.0  # time.monotonic(); 0: not pinned
+    # False: it came back from a tier that requantises, or was computed from what did.
+    is_exact: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +29,15 @@ class Entry:
     """The KV of one run of tokens after one prefix, in each group that still has it.
 
     `tokens` holds int32 values; a run shorter than a block is the tail of a released sequence and
-    has no `key`. `parent` is the key of everything before the run.
+    has no `key`. `parent` is the key of everything before the run, `start_tokens` how much that is.
     """
 
     parent: bytes
     key: bytes | None
     tokens: bytes
     blocks: list[Block | None]
+    start_tokens: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES

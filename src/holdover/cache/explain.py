@@ -48,6 +48,8 @@ class Reuse:
     eviction: Eviction | None = None
     decision: Decision | None = None
     problem: str | None = None
+    # Of the reused ones: a tier gave them back requantised, or they were computed from such.
+    requantised_tokens: int = 0
 
     @property
     def position(self) -> int:

@@ -42,7 +42,7 @@ class Keeper:
         index: PrefixIndex,
         room: Room,
         matcher: Matcher,
-        mover: Mover | None,
+        mover: Mover,
     ) -> None:
         self._layout = layout
         self._index = index
@@ -54,20 +54,17 @@ class Keeper:
         bytes_in: dict[str, int] = {}
         for step in self._steps(tokens, tenant):
             for record in self._records(step):
-                n_bytes = self._layout.blocks[record.group].nbytes
-                for place in self._places(record):
+                for place, n_bytes in self._places(record).items():
                     bytes_in[place] = bytes_in.get(place, 0) + n_bytes
-        if self._mover is None:
-            n_tokens = self._matcher.longest(tokens, tenant, 0).n_tokens
-        else:
-            n_tokens = self._matcher.reach(tokens, tenant, self._mover).n_tokens
-        return Kept(n_tokens, bytes_in)
+        return Kept(self._matcher.reach(tokens, tenant, self._mover).n_tokens, bytes_in)
 
     def pin(self, tokens: bytes, tenant: str, until_s: float) -> None:
         """Evict others' blocks first until then (time.monotonic()); 0: like any other again."""
         for step in self._steps(tokens, tenant):
             for block in self._index.blocks(step.parent, step.run):
                 self._room.pin(block, until_s)
+            for record in self._records(step):
+                self._mover.pin(record, until_s)
 
     def forget(self, tokens: bytes, tenant: str, keep_tokens: int = 0) -> int:
         """Remove what no one else goes on from; returns how many blocks went.
@@ -98,16 +95,17 @@ class Keeper:
         groups = range(self._index.n_groups)
         return [Record(step.key, step.parent, step.run, group) for group in groups]
 
-    def _places(self, record: Record) -> list[str]:
+    def _places(self, record: Record) -> dict[str, int]:
+        """Where it lies, and its bytes there."""
         blocks = self._index.blocks(record.parent, record.tokens)
-        here = ["arena"] if any(b.group == record.group for b in blocks) else []
-        return here + ([] if self._mover is None else self._mover.places(record))
+        is_here = any(b.group == record.group for b in blocks)
+        here = {"arena": self._layout.blocks[record.group].nbytes} if is_here else {}
+        return here | self._mover.places(record)
 
     def _runs_within(self, step: _Step) -> list[_Step]:
         """The run, and tails of earlier turns that it contains."""
         runs = set(self._index.runs(step.parent))
-        if self._mover is not None:
-            runs |= {record.tokens for record in self._mover.runs(step.parent)}
+        runs |= {record.tokens for record in self._mover.runs(step.parent)}
         return [
             _Step(step.parent, self._index.key(step.parent, run), run)
             for run in runs
@@ -120,17 +118,13 @@ class Keeper:
             return True
         if len(step.run) < self._index.run_bytes:
             return False
-        stored = [] if self._mover is None else list(self._mover.runs(step.key))
-        return bool(self._index.runs(step.key) or stored)
+        return bool(self._index.runs(step.key) or list(self._mover.runs(step.key)))
 
     def _remove(self, step: _Step) -> int:
         blocks = [b for b in self._index.blocks(step.parent, step.run) if not b.refs]
         for block in blocks:
             self._erase(block)
-        n_stored = 0
-        if self._mover is not None:
-            n_stored = sum(self._mover.delete(record) for record in self._records(step))
-        return len(blocks) + n_stored
+        return len(blocks) + sum(self._mover.delete(record) for record in self._records(step))
 
     def _erase(self, block: Block) -> None:
         view = self._room.view(block)

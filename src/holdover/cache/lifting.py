@@ -5,7 +5,8 @@
     ended     nothing is held any more; the sequence is admitted by the match that now finds it all
 
 A load that fails or takes too long only makes that match shorter. A tier has bytes of its own until
-they are verified, so a lift can be dropped at any moment.
+they are verified, so a lift can be dropped at any moment. A block that is on its way already is
+waited for with whoever asked for it first, and comes as long as anyone waits.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class Lifts:
     ) -> Lift | None:
         """None where there is no room or tiers take no more loads."""
         n_new, n_revived, n_shared = ([0] * self._index.n_groups for _ in range(3))
+        coming = self._coming()
         for record in reach.records:
-            n_new[record.group] += 1
+            (n_shared if record in coming else n_new)[record.group] += 1
         for block in reach.blocks:
             n_shared[block.group] += 1
             n_revived[block.group] += not block.refs
@@ -75,11 +77,15 @@ class Lifts:
             self._room.ref(block)
             lift.held.append(block)
         for record in reach.records:
-            ticket = self._mover.load(record)
-            if ticket is None:
-                lift.problem = "tiers take no more loads"
-                break
-            block = self._room.allocate(record.group)
+            if record in coming:
+                ticket, block = coming[record]
+                self._room.ref(block)
+            else:
+                asked = self._mover.load(record)
+                if asked is None:
+                    lift.problem = "tiers take no more loads"
+                    break
+                ticket, block = asked, self._room.allocate(record.group)
             lift.held.append(block)
             lift.targets[ticket] = (block, record)
         if not lift.targets:
@@ -89,18 +95,23 @@ class Lifts:
 
     def poll(self) -> bool:
         """Whether anything may have changed."""
-        by_ticket = {ticket: lift for lift in self.under_way for ticket in lift.targets}
+        waiting: dict[Ticket, list[Lift]] = {}
+        for lift in self.under_way:
+            for ticket in lift.targets:
+                waiting.setdefault(ticket, []).append(lift)
 
         def take(ticket: Ticket, data: memoryview | None, problem: str) -> None:
-            lift = by_ticket.get(ticket)
-            if lift is None:
+            found = [lift.targets.pop(ticket) for lift in waiting.get(ticket, ())]
+            if not found:
                 return  # of a lift that was dropped
-            block, record = lift.targets.pop(ticket)
+            block, record = found[0]
             if data is None:
-                lift.problem = problem
+                for lift in waiting[ticket]:
+                    lift.problem = problem
                 return
             # numpy copies without the interpreter's lock, which the tiers' threads want meanwhile
             np.copyto(np.asarray(self._room.view(block)), np.asarray(data))
+            block.is_exact = self._mover.is_exact(ticket)
             self._publish(block, record)
 
         self._mover.poll(take)
@@ -108,11 +119,23 @@ class Lifts:
         for lift in list(self.under_way):
             if lift.targets and time.monotonic() > lift.deadline_s:
                 lift.problem = "the tier did not answer in time"
-                self._mover.give_up(lift.targets)
+                others = {t for other in self.under_way if other is not lift for t in other.targets}
+                self._mover.give_up(lift.targets.keys() - others)
             elif lift.targets:
                 continue
             self.drop(lift)
         return any_under_way
+
+    def is_coming(self) -> Callable[[Record], bool]:
+        """Whether a record is on its way for someone."""
+        return self._coming().__contains__
+
+    def _coming(self) -> dict[Record, tuple[Ticket, Block]]:
+        return {
+            record: (ticket, block)
+            for lift in self.under_way
+            for ticket, (block, record) in lift.targets.items()
+        }
 
     def drop(self, lift: Lift) -> None:
         """Hold nothing any more; what has come is cached."""
@@ -143,4 +166,4 @@ class Lifts:
     def _publish(self, block: Block, record: Record) -> None:
         blocks: list[Block | None] = [None] * self._index.n_groups
         blocks[record.group] = block
-        self._index.publish(record.parent, record.tokens, blocks)
+        self._index.publish(record.parent, record.tokens, blocks, record.start_tokens)

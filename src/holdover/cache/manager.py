@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import Block
+from holdover.cache.costs import Costs
 from holdover.cache.explain import Evictions, Reuse, compared
 from holdover.cache.keeping import Keeper, Kept
 from holdover.cache.lifting import Lift, Lifts
@@ -55,12 +56,10 @@ class CacheManager:
         )
         self._matcher = Matcher(self._index, self._residencies, self._block_tokens)
         self._room = Room(layout, arena, eviction, self._on_evict, self._on_move)
-        self._mover = mover
-        self._lifts: Lifts | None = None
-        if mover is not None:
-            mover.bind(self._index.record, self._room.view)
-            self._lifts = Lifts(self._room, self._index, mover, self._fits)
-        self._keeper = Keeper(layout, self._index, self._room, self._matcher, mover)
+        self._mover = mover or Mover(layout, (), Costs())
+        self._mover.bind(self._index.record, self._room.view)
+        self._lifts = Lifts(self._room, self._index, self._mover, self._fits)
+        self._keeper = Keeper(layout, self._index, self._room, self._matcher, self._mover)
         self._sequences: dict[SequenceCache, None] = {}
         self._version = 0
         self._evictions = Evictions()
@@ -127,12 +126,13 @@ class CacheManager:
         None where they hold no more, or where there is no room for it and for `promise` beside
         what others were promised. Where computing it is predicted to be as fast it has ended.
         """
-        if self._lifts is None or self._mover is None or match.n_tokens >= len(tokens) - 1:
+        if not self._mover.has_tiers or match.n_tokens >= len(tokens) - 1:
             return None
         reach = self._matcher.reach(token_bytes(tokens[:-1]), tenant, self._mover)
         if reach.n_tokens <= match.n_tokens or not reach.records:
             return None
-        decision = self._mover.decide(reach.records, reach.n_tokens - match.n_tokens)
+        n_saved = reach.n_tokens - match.n_tokens
+        decision = self._mover.decide(reach.records, n_saved, self._lifts.is_coming())
         if not decision.pays:
             return Lift(reach.n_tokens, match.n_tokens, decision, ended=True)
         self._version += 1
@@ -140,34 +140,31 @@ class CacheManager:
 
     def drop(self, lift: Lift) -> None:
         """End a lift before its time; what has come stays cached."""
-        assert self._lifts is not None, "a lift without tiers"
         self._version += 1
         self._lifts.drop(lift)
 
     @property
     def weighs_loads(self) -> bool:
         """Whether `observe` is of use."""
-        return self._mover is not None
+        return self._mover.has_tiers
 
     def observe(self, n_tokens: int, step_s: float) -> None:
         """A step took so long: what loads are compared with."""
-        if self._mover is not None:
-            self._mover.costs.observe(n_tokens, step_s)
+        self._mover.costs.observe(n_tokens, step_s)
 
     def close(self, wait_s: float) -> None:
         """Give tiers what waits for them, for at most `wait_s`, and end them."""
-        if self._mover is not None:
-            self._mover.close(wait_s)
+        self._mover.close(wait_s)
 
     def poll(self) -> None:
         """Take what tiers have ready and give them what waits for them; to be called each step."""
-        if self._lifts is not None and self._lifts.poll():
+        if self._lifts.poll():
             self._version += 1
 
     @property
     def rest_s(self) -> float | None:
         """After how long `poll` has more to do when no sequence computes; None: never."""
-        return None if self._mover is None else self._mover.rest_s
+        return self._mover.rest_s
 
     # ---- after a step -------------------------------------------------------------------------
 
@@ -216,9 +213,8 @@ class CacheManager:
                 if block is not None:
                     self._room.unref(block)
                     left.append(block)
-        if self._mover is not None:
-            for block in reversed(left):  # and stored after it
-                self._mover.offer(block)
+        for block in reversed(left):  # and stored after it
+            self._mover.offer(block)
 
     def evict(self, n_blocks: int | None = None) -> int:
         """Drop cached blocks, all or the first `n_blocks` to go; returns how many went."""
@@ -267,7 +263,8 @@ class CacheManager:
         from_tiers = {"arena": n_reused - n_loaded}
         if lift is not None and n_loaded:
             from_tiers[lift.decision.tier] = n_loaded
-        reuse = partial(Reuse, len(tokens), n_reused, from_tiers)
+        n_requantised = sequence.requantised_tokens
+        reuse = partial(Reuse, len(tokens), n_reused, from_tiers, requantised_tokens=n_requantised)
         if n_reused == n_usable:
             return reuse("all")
         if lift is not None and n_reused < lift.n_tokens and not lift.decision.pays:
@@ -281,23 +278,22 @@ class CacheManager:
         if eviction is not None:
             return reuse("evicted", eviction=eviction)
         runs = self._index.runs(parent)
-        if self._mover is not None:
-            runs += [record.tokens for record in self._mover.runs(parent)]
+        runs += [record.tokens for record in self._mover.runs(parent)]
         reason, kept = compared(rest, n_tail, runs)
         if not runs and not n_reused:
             reason = "nothing"
         return reuse(reason, kept, tokens[n_reused] if reason == "differs" else None)
 
     def tier_stats(self) -> dict[str, TierStats]:
-        return {} if self._mover is None else self._mover.stats()
+        return self._mover.stats()
 
     @property
     def declined_loads(self) -> int:
-        return 0 if self._mover is None else self._mover.declined_loads
+        return self._mover.declined_loads
 
     @property
     def lost_blocks(self) -> int:
-        return 0 if self._mover is None else self._mover.lost_blocks
+        return self._mover.lost_blocks
 
     @property
     def held_bytes(self) -> int:
@@ -330,8 +326,7 @@ class CacheManager:
                     if block is not None:
                         assert block.group == group, "a block in another group's table"
                         refs[block] = refs.get(block, 0) + 1
-        if self._lifts is not None:
-            self._lifts.count(refs)
+        self._lifts.count(refs)
         self._index.check(self._room.check(refs))
 
     # ---- within -------------------------------------------------------------------------------
@@ -339,7 +334,7 @@ class CacheManager:
     def _drop_a_lift(self) -> bool:
         """Make room for who computes, at the cost of who waits; False when no one does."""
         self._version += 1
-        return self._lifts is not None and self._lifts.drop_latest()
+        return self._lifts.drop_latest()
 
     def _step_blocks(self, group: int, start: int, stop: int) -> BlockRanges:
         return step_blocks(self._residencies[group], start, stop, self._block_tokens)
@@ -356,6 +351,7 @@ class CacheManager:
                 self._room.ref(block)
         tables = [reused.table() for reused in found]
         sequence = SequenceCache(tenant, bytearray(), list(match.keys), tables, tuple(promise))
+        sequence.requantised_tokens = self._requantised_tokens(found, match)
         self._sequences[sequence] = None  # before room is made: packing renumbers its tables too
         self._extend(sequence, n_new)
         for reused, table in zip(found, tables, strict=True):
@@ -372,6 +368,13 @@ class CacheManager:
         blocks = [e.blocks[group] if e and i in live else None for i, e in enumerate(match.chain)]
         tail = match.tail.blocks[group] if match.tail and n_full in live else None
         return Reused(blocks, tail, min(live.start, n_full))
+
+    def _requantised_tokens(self, found: Sequence[Reused], match: Match) -> int:
+        """Those of a match that come from blocks that are not exact."""
+        pinned = [(n, b) for reused in found for n, b in enumerate((*reused.blocks, reused.tail))]
+        places = {n for n, block in pinned if block is not None and not block.is_exact}
+        n_tail = match.n_tokens - len(match.chain) * self._block_tokens
+        return sum(n_tail if n == len(match.chain) else self._block_tokens for n in places)
 
     def _can_admit(
         self, found: Sequence[Reused], n_new: Sequence[int], promise: Sequence[int]
@@ -402,7 +405,7 @@ class CacheManager:
         for sequence in self._sequences:
             for group, n_promised in enumerate(sequence.promise):
                 outstanding[group] += max(0, n_promised - sequence.tables[group].n_held)
-        for lift in self._lifts.under_way if self._lifts is not None else ():
+        for lift in self._lifts.under_way:
             for group, n_to_come in enumerate(lift.n_to_come):
                 outstanding[group] += n_to_come
         return outstanding
@@ -417,16 +420,23 @@ class CacheManager:
         start = index * self._block_tokens * TOKEN_BYTES
         run = bytes(sequence.tokens[start : start + n_tokens * TOKEN_BYTES])
         parent = sequence.keys[index]
-        key = self._index.publish(parent, run, [table.blocks[index] for table in sequence.tables])
-        for block in self._index.superseded(parent, run):
+        blocks = [table.blocks[index] for table in sequence.tables]
+        for block in blocks:
+            if block is not None and block.entry is None:
+                block.is_exact = sequence.is_exact
+        for block in self._index.outdone(parent, run, blocks):
+            self._index.withdraw(block)
             if not block.refs:
+                self._room.drop(block)
+        key = self._index.publish(parent, run, blocks, index * self._block_tokens)
+        for block in self._index.superseded(parent, run):
+            if not block.refs and (sequence.is_exact or not block.is_exact):
                 self._index.withdraw(block)
                 self._room.drop(block)
         return key
 
     def _on_evict(self, block: Block) -> None:
-        if self._mover is not None:
-            self._mover.evicting(block)
+        self._mover.evicting(block)
         self._evictions.note(block)
         self._index.withdraw(block)
         self.evicted_blocks += 1

@@ -8,7 +8,7 @@ windowed model hits although most of its window blocks are long gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdover.cache.blocks import Block, Entry
@@ -141,12 +141,14 @@ class Matcher:
                 if index in ranges and block is not None:
                     blocks.append(block)
                 elif index in ranges:
-                    records.append(Record(walk.keys[index + 1], walk.keys[index], run, group))
+                    start_tokens = index * self._block_tokens
+                    key, parent = walk.keys[index + 1], walk.keys[index]
+                    records.append(Record(key, parent, run, group, start_tokens))
         for group, place in tail.items():
             if n_full in live[group] and isinstance(place, Block):
                 blocks.append(place)
             elif n_full in live[group] and isinstance(place, Record):
-                records.append(place)
+                records.append(replace(place, start_tokens=n_full * self._block_tokens))
         return Reach(n_tokens, tuple(blocks), tuple(records))
 
     def _walk(

@@ -4,8 +4,9 @@
            evicting   the last chance of a block that is not stored yet
     up     holds, runs, decide, load, poll    for lifts
 
-Tiers are asked in the order in which they were given. On the engine's thread a move costs one copy
-of a block, and at most `STORES_A_POLL` are made at a time; the rest is the tiers' threads' work.
+Tiers are asked in the order in which they were given, and each has a queue of its own. On the
+engine's thread a move costs one copy of a block, and at most `STORES_A_POLL` are made for a tier at
+a time; the rest is the tiers' threads' work. Without tiers nothing waits and nothing is held.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from holdover.cache.blocks import Block
 from holdover.cache.costs import Costs, Decision
 from holdover.cache.tiers.base import Record, Tier, TierStats
+from holdover.cache.unused import clear_unused
 from holdover.spec.layout import CacheLayout
 
 STORES_A_POLL = 16
@@ -30,6 +32,19 @@ Ticket = tuple[int, int]
 """Which tier, and its ticket."""
 
 
+class _Queue:
+    """What one tier is still to be given, the oldest first."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.blocks: OrderedDict[Block, None] = OrderedDict()
+        self.refused_s = -REFUSED_REST_S
+
+    def takes(self, block: Block) -> bool:
+        """What is not exact is given to no tier that keeps exact bytes."""
+        return block.is_exact or self.tier.codec is not None
+
+
 class Mover:
     """Single-threaded; used by the manager only. `bind` comes before all else."""
 
@@ -37,12 +52,11 @@ class Mover:
         self._layout = layout
         self._tiers = tuple(tiers)
         self.costs = costs
-        self._waiting: OrderedDict[Block, None] = OrderedDict()
+        self._queues = tuple(map(_Queue, self._tiers))
         self._in_flight_bytes = [0] * len(self._tiers)
         self._under_way: dict[Ticket, int] = {}  # bytes of each load
-        self._refused_s = -REFUSED_REST_S
         self.declined_loads = 0  # predicted to be slower than computing
-        self.lost_blocks = 0  # evicted before a tier had them
+        self.lost_blocks = 0  # evicted before any tier had them
 
     def bind(
         self, record_of: Callable[[Block], Record | None], view: Callable[[Block], memoryview]
@@ -51,26 +65,48 @@ class Mover:
         self._record_of = record_of
         self._view = view
 
+    @property
+    def has_tiers(self) -> bool:
+        return bool(self._tiers)
+
     # ---- down ---------------------------------------------------------------------------------
 
     def offer(self, block: Block) -> None:
         """A block that was just let go of; of no interest if it is not published."""
-        if block.entry is not None:
-            self._waiting[block] = None
+        if block.entry is None:
+            return
+        queues = [queue for queue in self._queues if queue.takes(block)]
+        if queues:
+            n_tokens = block.entry.n_tokens
+            clear_unused(self._layout.blocks[block.group], self._view(block), n_tokens)
+        for queue in queues:
+            queue.blocks[block] = None
 
     def evicting(self, block: Block) -> None:
         """Called while the block is still published and whole."""
-        if block in self._waiting:
-            del self._waiting[block]
-            self.lost_blocks += not self._store(block)
+        waiting = [queue for queue in self._queues if block in queue.blocks]
+        if not waiting:
+            return
+        is_kept = len(waiting) < sum(queue.takes(block) for queue in self._queues)
+        for queue in waiting:
+            del queue.blocks[block]
+            is_kept |= self._store(queue.tier, block)
+        self.lost_blocks += not is_kept
 
-    def _store(self, block: Block) -> bool:
-        """Into every tier that lacks it; whether all have taken it."""
+    def _store(self, tier: Tier, block: Block) -> bool:
+        """Whether the tier has it or has taken it."""
         record = self._record_of(block)
         if record is None:
             return True
-        stored = [tier.store(record, self._view(block)) for tier in self._tiers]
-        return all(stored)
+        if not tier.store(record, self._view(block)):
+            return False
+        if block.pinned_until_s:
+            tier.pin(record, block.pinned_until_s)
+        return True
+
+    def pin(self, record: Record, until_s: float) -> None:
+        for tier in self._tiers:
+            tier.pin(record, until_s)
 
     # ---- up -----------------------------------------------------------------------------------
 
@@ -80,9 +116,9 @@ class Mover:
     def stats(self) -> dict[str, TierStats]:
         return {tier.name: tier.stats() for tier in self._tiers}
 
-    def places(self, record: Record) -> list[str]:
-        """Names of the tiers that hold it."""
-        return [tier.name for tier in self._holding(record)]
+    def places(self, record: Record) -> dict[str, int]:
+        """The tiers that hold it by name, and its bytes there."""
+        return {tier.name: tier.stored_bytes(record.group) for tier in self._holding(record)}
 
     def delete(self, record: Record) -> int:
         """From how many tiers it was removed."""
@@ -94,17 +130,20 @@ class Mover:
     def runs(self, parent: bytes) -> Iterable[Record]:
         return [record for tier in self._tiers for record in tier.runs(parent)]
 
-    def decide(self, records: Sequence[Record], n_tokens: int) -> Decision:
-        """Whether loading `records` is predicted to be faster than computing `n_tokens`."""
+    def decide(
+        self, records: Sequence[Record], n_tokens: int, loading: Callable[[Record], bool]
+    ) -> Decision:
+        """Whether loading `records` is predicted to be faster than computing `n_tokens`; what is
+        `loading` already is not read again."""
         places = [self._tier_of(record) for record in records]
         n_bytes = [0] * len(self._tiers)
         for place, record in zip(places, records, strict=True):
-            n_bytes[place] += self._nbytes(record)
+            n_bytes[place] += 0 if loading(record) else self._nbytes(record)
         load_s = 0.0
-        for tier, n, queued in zip(self._tiers, n_bytes, self._in_flight_bytes, strict=True):
-            rate = tier.stats().read_bytes_per_s
-            if n and rate:  # before the first load nobody knows: it is the measurement
-                load_s = max(load_s, (n + queued) / rate)
+        for place in set(places):
+            rate = self._tiers[place].stats().read_bytes_per_s
+            if rate:  # before the first load nobody knows: it is the measurement
+                load_s = max(load_s, (n_bytes[place] + self._in_flight_bytes[place]) / rate)
         [(most, _)] = Counter(places).most_common(1)
         decision = Decision(load_s, self.costs.compute_s(n_tokens), self._tiers[most].name)
         self.declined_loads += not decision.pays
@@ -124,6 +163,10 @@ class Mover:
         self._in_flight_bytes[place] += self._under_way[ticket]
         return ticket
 
+    def is_exact(self, ticket: Ticket) -> bool:
+        """Whether what comes is what was stored, to the byte."""
+        return self._tiers[ticket[0]].codec is None
+
     def poll(self, take: Callable[[Ticket, memoryview | None, str], None]) -> None:
         """Hand over loads that ended, and store some of what waits."""
         for place, tier in enumerate(self._tiers):
@@ -135,21 +178,29 @@ class Mover:
                 take((place, number), data, problem)
 
             tier.poll(taken)
-        if time.monotonic() - self._refused_s < REFUSED_REST_S:
+        for queue in self._queues:
+            self._store_some(queue)
+
+    def _store_some(self, queue: _Queue) -> None:
+        if time.monotonic() - queue.refused_s < REFUSED_REST_S:
             return
-        for _ in range(min(STORES_A_POLL, len(self._waiting))):
-            block = next(iter(self._waiting))
-            if block.entry is not None and not self._store(block):
-                self._refused_s = time.monotonic()
-                break
-            del self._waiting[block]
+        for _ in range(min(STORES_A_POLL, len(queue.blocks))):
+            block = next(iter(queue.blocks))
+            if block.entry is not None and not self._store(queue.tier, block):
+                queue.refused_s = time.monotonic()
+                return
+            del queue.blocks[block]
+
+    @property
+    def _is_waiting(self) -> bool:
+        return any(queue.blocks for queue in self._queues)
 
     @property
     def rest_s(self) -> float | None:
         """How long `poll` may wait when nothing else is to be done; None: for ever."""
         if self._under_way:
             return LOAD_REST_S
-        return REFUSED_REST_S if self._waiting else None
+        return REFUSED_REST_S if self._is_waiting else None
 
     def give_up(self, tickets: Iterable[Ticket]) -> None:
         """Loads that nobody waits for any more."""
@@ -159,7 +210,7 @@ class Mover:
     def close(self, wait_s: float) -> None:
         """Store what waits, for at most `wait_s`, and end the tiers."""
         stop_s = time.monotonic() + wait_s
-        while self._waiting and time.monotonic() < stop_s:
+        while self._is_waiting and time.monotonic() < stop_s:
             self.poll(lambda ticket, data, problem: None)
             time.sleep(LOAD_REST_S)
         for tier in self._tiers:

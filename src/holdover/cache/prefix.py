@@ -20,10 +20,10 @@ from itertools import islice
 
 import numpy as np
 
+from holdover.cache.blocks import TOKEN_BYTES as TOKEN_BYTES
 from holdover.cache.blocks import Block, Entry
 from holdover.cache.tiers.base import KEY_BYTES, Record
 
-TOKEN_BYTES = 4
 # Children of one key that are compared, latest first. Only the block in which a widely shared
 # prompt ends has more, and missing one there costs less than a block of prefill.
 _MAX_CHILDREN_TRIED = 64
@@ -76,7 +76,7 @@ class PrefixIndex:
         if len(entry.parent) != KEY_BYTES:
             return None
         key = entry.key or self._hash(entry.parent, entry.tokens)
-        return Record(key, entry.parent, entry.tokens, block.group)
+        return Record(key, entry.parent, entry.tokens, block.group, entry.start_tokens)
 
     def key(self, parent: bytes, run: bytes) -> bytes:
         return self._hash(parent, run)
@@ -95,8 +95,11 @@ class PrefixIndex:
         entry = self._find(parent, run)
         return [] if entry is None else [b for b in entry.blocks if b is not None]
 
-    def publish(self, parent: bytes, run: bytes, blocks: Sequence[Block | None]) -> bytes | None:
-        """Offer blocks that hold `run` after `parent`; returns the key of a full run.
+    def publish(
+        self, parent: bytes, run: bytes, blocks: Sequence[Block | None], start_tokens: int = 0
+    ) -> bytes | None:
+        """Offer blocks that hold `run` after `parent`, which is `start_tokens` long; returns the
+        key of a full run.
 
         A group that has a block for this run already keeps it; the offered one stays private.
         """
@@ -106,7 +109,7 @@ class PrefixIndex:
             if key is not None and key in self._by_key:
                 # A collision: nobody will find what follows a key that is no digest and used once.
                 return b"collision %d" % next(self._collisions)
-            entry = Entry(parent, key, run, [None] * self.n_groups)
+            entry = Entry(parent, key, run, [None] * self.n_groups, start_tokens)
             self._children.setdefault(parent, {})[entry] = None
             if key is not None:
                 self._by_key[key] = entry
@@ -117,6 +120,16 @@ class PrefixIndex:
         if not any(entry.blocks):
             self._forget(entry)
         return entry.key
+
+    def outdone(self, parent: bytes, run: bytes, blocks: Sequence[Block | None]) -> list[Block]:
+        """Blocks of `run` that are not exact, where `blocks` has one that is."""
+        entry = self._find(parent, run)
+        pairs = zip(entry.blocks, blocks, strict=True) if entry is not None else ()
+        return [
+            known
+            for known, new in pairs
+            if known is not None and not known.is_exact and new is not None and new.is_exact
+        ]
 
     def superseded(self, parent: bytes, run: bytes) -> list[Block]:
         """Blocks of shorter tails that `run` contains: of no more use once `run` is published."""

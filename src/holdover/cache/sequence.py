@@ -81,4 +81,10 @@ class SequenceCache:
     promise: tuple[int, ...] = ()  # blocks per group it was let in for
     owner: str = ""  # how people name it
     n_tokens: int = 0
+    requantised_tokens: int = 0  # of those it began with
     released: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """What it computes equals what would be computed without any reuse."""
+        return not self.requantised_tokens

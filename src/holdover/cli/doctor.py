@@ -48,13 +48,19 @@ def _examine(spec: TierSpec) -> tuple[list[str], list[str]]:
     """What is in order, and what is not."""
     from holdover.cache.selftest import problems_of, small_layout
     from holdover.cache.tiers._open import open_tiers
+    from holdover.kernels._transcoding import transcoder
 
     lines: list[str] = []
     found: list[str] = []
     if spec.path is not None:
         lines, found = _examine_folder(spec.path, spec.cap_bytes)
     with _apart(spec) as own:
-        apart = problems_of(lambda identity: open_tiers([own], small_layout(), identity)[0])
+        layout = small_layout()
+        apart = problems_of(
+            lambda identity: open_tiers(
+                [own], layout, identity, lambda stored: transcoder(layout, {}, stored, {})
+            )[0]
+        )
     if not apart:
         lines.append(f"{spec.kind}: tenants, weights and servers find only what is theirs")
     return lines, found + apart

@@ -132,7 +132,8 @@ class EngineStats:
     refused_total: int  # requests, because too many waited
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
     declined_loads: int = 0  # from tiers, predicted to take longer than computing
-    lost_blocks: int = 0  # evicted before a tier could take them
+    lost_blocks: int = 0  # evicted before any tier could take them
+    requantised_tokens: int = 0  # of the cached ones: not equal to computed ones, but close
 
 
 class EngineLike(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 
 import torch
 
@@ -20,9 +21,12 @@ from holdover.engine.engine import Engine
 from holdover.engine.planning import Planned
 from holdover.engine.sampler import sampler_bytes
 from holdover.kernels._centre import Centres
+from holdover.kernels._transcoding import centres_of, transcoder
 from holdover.models import _centring
 from holdover.models.base import Model, load_model
 from holdover.text.tokenizer import Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 def build_engine(planned: Planned) -> Engine:
@@ -40,11 +44,19 @@ def build_engine(planned: Planned) -> Engine:
     model = _load(planned)
     workspace = torch.zeros(plan.parts.workspace_bytes, dtype=torch.uint8)
     centres = find_centres(planned, model, tokenizer)
-    kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace, centres)
-    seed = _identity(planned, centres)
-    tiers = open_tiers(planned.tiers, plan.layout, seed + plan.layout.fingerprint)
+    own = centres_of(plan.layout, centres)
+    kernels = planned.kernels.bind(arena.bytes, plan.layout, plan.limits, workspace, own)
+    seed = _identity(planned, own)
+    tiers = open_tiers(
+        planned.tiers,
+        plan.layout,
+        seed + plan.layout.fingerprint,
+        lambda stored: transcoder(plan.layout, own, stored, centres_of(stored, centres)),
+    )
     _as_planned("tiers", sum(tier.buffer_bytes for tier in tiers), plan.parts.tiers_bytes)
-    mover = Mover(plan.layout, tiers, Costs()) if tiers else None
+    for tier in tiers:
+        if tier.codec is not None:
+            _log.info("tier %s stores blocks requantised in %s", tier.name, tier.codec)
     _return_freed_memory()
     return Engine(
         model=model,
@@ -54,7 +66,7 @@ def build_engine(planned: Planned) -> Engine:
             arena,
             eviction=config.eviction,
             seed=seed,
-            mover=mover,
+            mover=Mover(plan.layout, tiers, Costs()),
             salt=tenant_salt(planned.tiers),
             share_prefixes=config.share_prefixes,
         ),

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -146,7 +147,8 @@ class Engine:
         return self._between_steps(partial(self._manager.forget, tokens, tenant, keep_tokens))
 
     def stats(self) -> EngineStats:
-        return self._stats
+        """Of the last step; tiers are asked only here, not at each step."""
+        return replace(self._stats, tiers=self._manager.tier_stats())
 
     def shutdown(self, grace_s: float) -> None:
         with self._changed:
@@ -373,8 +375,8 @@ class Engine:
             held_bytes=manager.held_bytes,
             logical_bytes=manager.logical_bytes,
             cached_bytes=manager.cached_bytes,
-            tiers=manager.tier_stats(),
             declined_loads=manager.declined_loads,
             lost_blocks=manager.lost_blocks,
+            requantised_tokens=scheduler.requantised_tokens,
             refused_total=self._refused_total,
         )

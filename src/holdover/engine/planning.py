@@ -6,11 +6,11 @@ cannot differ. Reads headers only and imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdover.cache.tiers._open import parse_tiers, tiers_bytes
+from holdover.cache.tiers._open import parse_tiers, stored_layouts, tiers_bytes
 from holdover.cache.tiers.base import TierSpec
 from holdover.codecs.base import centred_layers, kv_choice
 from holdover.config import Config
@@ -69,7 +69,8 @@ class Planned:
 
     @property
     def centres(self) -> CentreLayout:
-        return centre_layout(self.layout, self.geometry, self.limits)
+        stored = stored_layouts(self.tiers, self.layout)
+        return centre_layout(self.layout, self.geometry, self.limits, stored)
 
 
 def plan_serving(
@@ -100,6 +101,7 @@ def plan_serving(
     )
     threads = config.threads or machine.cores
     in_tiers_bytes = tiers_bytes(tiers, layout)
+    stored = stored_layouts(tiers, layout)
 
     def parts_for(limits: Limits) -> Parts:
         return Parts(
@@ -114,7 +116,7 @@ def plan_serving(
                 if blueprint is None
                 else blueprint.buffer_bytes(limits) + blueprint.input_bytes(limits)
             ),
-            centres_bytes=centre_layout(layout, geometry, limits).nbytes,
+            centres_bytes=centre_layout(layout, geometry, limits, stored).nbytes,
         )
 
     model_name = config.served_name or _model_name(config.model, checkpoint.path)
@@ -140,6 +142,7 @@ def plan_serving(
     )
     budget_flag = "--kv-memory" if config.memory is None else "--memory"
     warnings = plan_warnings(plan, machine, budget_flag)
+    warnings = (*warnings, *(_requantised(spec, layout) for spec in tiers if spec.codec))
     if selected.passed_over is not None:
         warnings = (*warnings, f"kernels {selected.name}, which are slow: {selected.passed_over}")
     return Planned(
@@ -157,11 +160,14 @@ def plan_serving(
     )
 
 
-def centre_layout(layout: CacheLayout, geometry: Geometry, limits: Limits) -> CentreLayout:
-    """Room for the centres of all keys whose codec asks for them, where whole heads are turned."""
+def centre_layout(
+    layout: CacheLayout, geometry: Geometry, limits: Limits, stored: Sequence[CacheLayout] = ()
+) -> CentreLayout:
+    """Room for the centres of all keys whose codec asks for them, where whole heads are turned: in
+    the arena or in what tiers store."""
     layers = (
         layer
-        for layer in centred_layers(layout)
+        for layer in sorted({n for form in (layout, *stored) for n in centred_layers(form)})
         if geometry.ropes[geometry.layer_ropes[layer]].dim == geometry.head_dim
     )
     ropes = geometry.layer_ropes
@@ -171,6 +177,19 @@ def centre_layout(layout: CacheLayout, geometry: Geometry, limits: Limits) -> Ce
 def process_bytes(vocab_size: int) -> int:
     """Interpreter, libraries and tokenizer: the one part that is measured and not counted."""
     return LIBRARIES_BYTES + vocab_size * TOKENIZER_BYTES_PER_TOKEN
+
+
+def _requantised(spec: TierSpec, layout: CacheLayout) -> str:
+    """What a tier with a codec of its own costs."""
+    [stored] = stored_layouts([spec], layout)
+    own, dense = (
+        sum(block.logical_bytes(form.spec.block_tokens) for block in form.blocks)
+        for form in (layout, stored)
+    )
+    return (
+        f"--tiers {spec.kind} stores blocks requantised in {spec.codec}, in {dense / own:.0%} of "
+        "their bytes: what comes back is close to what was computed, not equal"
+    )
 
 
 def _compute_dtype(config: Config, machine: Machine, backend: str) -> DType:

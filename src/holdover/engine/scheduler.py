@@ -58,6 +58,7 @@ class Scheduler:
         self.parked_total = 0
         self.prompt_tokens = 0  # of all sequences ever let in
         self.cached_tokens = 0  # those of them that were reused
+        self.requantised_tokens = 0  # those of these that a tier had requantised
         self._steps = 0
         # An entrance that failed is tried again when room may have come: matching is not free.
         self._entrance_closed = False
@@ -223,6 +224,7 @@ class Scheduler:
             sequence.cached_tokens = cache.n_tokens
             self.prompt_tokens += sequence.n_prompt
             self.cached_tokens += cache.n_tokens
+            self.requantised_tokens += cache.requantised_tokens
         return n_step
 
 

@@ -23,6 +23,7 @@ from holdover.server.conversations import conversation_routes
 from holdover.server.errors import ApiError, Problem, error_response, install
 from holdover.server.explain import Book
 from holdover.server.gate import Gate
+from holdover.server.keeping import pin_what_was
 from holdover.server.limits import EXPLAINED_REQUESTS, KEPT_TURNS
 from holdover.server.mailbox import Mailbox
 from holdover.server.metrics import Metrics
@@ -96,6 +97,7 @@ def create_app(
 def _closing(context: Context) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await pin_what_was(context)
         yield
         context.flush_turns()
         await asyncio.to_thread(context.archive.close)

@@ -103,6 +103,8 @@ class Book:
             "position": reuse.position,
             "text": self._sentence(explained),
         }
+        if reuse.requantised_tokens:
+            told["requantised_tokens"] = reuse.requantised_tokens
         if explained.before:
             told["text_before"] = self.tokenizer.decode(explained.before)
         if reuse.decision is not None:

@@ -33,6 +33,18 @@ async def pin_again(context: Context, conversation: Conversation, turn: StoredRe
         await pin(context, turn, conversation.pinned_until_s)
 
 
+async def pin_what_was(context: Context) -> None:
+    """After a restart: what a disk tier keeps of pinned conversations goes last, too."""
+    ask = context.archive.ask
+    for found in await ask(lambda store: store.pinned(time.time())):
+        name, tenant = found.last, found.tenant
+        if name is None:
+            continue
+        last = await ask(partial(Store.response, tenant=tenant, name=name))
+        if last is not None:
+            await pin(context, last, found.pinned_until_s)
+
+
 async def forget(context: Context, gone: Sequence[StoredResponse]) -> None:
     """The longest first: what stands on another's blocks goes before them."""
     for turn in sorted(gone, key=lambda turn: len(turn.tokens), reverse=True):

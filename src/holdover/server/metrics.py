@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -53,7 +54,12 @@ _COUNTERS = (
         "declined_loads",
         "Loads from tiers not made as slower than computing",
     ),
-    ("lost_blocks", "lost_blocks", "Blocks evicted before a tier could take them"),
+    ("lost_blocks", "lost_blocks", "Blocks evicted before any tier could take them"),
+    (
+        "requantised_tokens",
+        "requantised_tokens",
+        "Of the reused prompt tokens, those that a tier gave back in a denser codec's precision",
+    ),
 )
 _TIER_GAUGES = (
     ("held_bytes", "held_bytes", "Bytes held in a tier"),
@@ -174,6 +180,12 @@ def _tiers(tiers: Mapping[str, TierStats]) -> Iterable[Metric]:
     for tier, stats in tiers.items():
         trouble.add_metric([tier], float(stats.trouble is not None))
     yield trouble
+    codecs = InfoMetricFamily(
+        "holdover_tier_stored", "What blocks are stored in; arena: as they are", labels=["tier"]
+    )
+    for tier, stats in tiers.items():
+        codecs.add_metric([tier], {"codec": stats.codec or "arena"})
+    yield codecs
     for attribute, name, text in _TIER_COUNTERS:
         counter = CounterMetricFamily(f"holdover_tier_{name}", text, labels=["tier"])
         for tier, stats in tiers.items():

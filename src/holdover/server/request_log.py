@@ -72,5 +72,8 @@ class Tally:
         """Where it came from, and why it was no more."""
         if self.reuse is None:
             return ""
-        places = [f"{place} {n}" for place, n in self.reuse.reuse.from_tiers.items() if n]
+        reuse = self.reuse.reuse
+        places = [f"{place} {n}" for place, n in reuse.from_tiers.items() if n]
+        if reuse.requantised_tokens:
+            places.append(f"requantised {reuse.requantised_tokens}")
         return f" ({'; '.join([*places, self.reuse.reason])})"

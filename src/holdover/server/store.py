@@ -136,6 +136,12 @@ class Store:
                 (until_s, tenant, name),
             )
 
+    def pinned(self, now_s: float) -> list[Conversation]:
+        """Everyone's that are pinned beyond `now_s`."""
+        query = f"SELECT {_CONVERSATION} FROM conversations WHERE pinned_until_s > ?"
+        rows = self._db.execute(query, (now_s,)).fetchall()
+        return [found for row in rows if (found := self._read(row)) is not None]
+
     def delete_conversation(self, tenant: str, name: str) -> list[StoredResponse]:
         """With all of its responses, which are returned."""
         with self._changing() as db:

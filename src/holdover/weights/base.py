@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdover.errors import ModelFileError
 from holdover.files import reading
+from holdover.weights._digests import remembered_digest
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,11 @@ def missing_tensor(path: Path, name: str, names: Collection[str]) -> ModelFileEr
 
 
 def file_digest(path: Path) -> bytes:
+    """Of the file's content; of a large one that is still as it was, without reading it."""
+    return remembered_digest(path, content_digest)
+
+
+def content_digest(path: Path) -> bytes:
     """blake2b over the digests of the file's 4 MiB pieces, so that threads share the work."""
     with reading(path), path.open("rb") as file:
         size = path.stat().st_size

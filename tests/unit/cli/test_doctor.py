@@ -14,7 +14,14 @@ from holdover.cache.prefix import PrefixIndex
 from holdover.cache.selftest import problems_of, small_layout
 from holdover.cache.tiers import disk
 from holdover.cache.tiers._open import open_tiers, parse_tiers
+from holdover.cache.tiers.base import Transcoder
 from holdover.cli.app import build_app
+from holdover.kernels._transcoding import transcoder
+from holdover.spec.layout import CacheLayout
+
+
+def transcoder_to(stored: CacheLayout) -> Transcoder:
+    return transcoder(small_layout(), {}, stored, {})
 
 
 def doctor(*tiers: str) -> tuple[int, str]:
@@ -26,7 +33,7 @@ def fill(folder: Path, key: str = "") -> list[Path]:
     """A directory with blocks of some model; its segments."""
     [spec] = parse_tiers([f"disk:{folder}:8MiB{key}"])
     layout = small_layout()
-    tier = open_tiers([spec], layout, b"some model")[0]
+    tier = open_tiers([spec], layout, b"some model", transcoder_to)[0]
     server = selftest._Server(tier, b"some model", b"salt")
     server.compute(selftest.PROMPT, "tenant")
     tier.close(5)
@@ -35,7 +42,8 @@ def fill(folder: Path, key: str = "") -> list[Path]:
 
 def test_tiers_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
-    assert doctor("ram:16MiB")[0] == 0
+    for ram in ("ram:16MiB", "ram:16MiB:int8"):
+        assert doctor(ram)[0] == 0
     code, text = doctor(f"disk:{folder}:8MiB")
     assert (code, "is not there yet" in text) == (0, True), text
     fill(folder)
@@ -100,5 +108,5 @@ def test_a_tier_that_forgets_the_tenant_is_found(
     root = PrefixIndex.root
     monkeypatch.setattr(PrefixIndex, "root", lambda self, tenant: root(self, "everyone"))
     [spec] = parse_tiers([f"disk:{tmp_path / 'kv'}:8MiB"])
-    found = problems_of(lambda identity: disk.create(spec, small_layout(), identity))
+    found = problems_of(lambda identity: disk.create(spec, small_layout(), identity, transcoder_to))
     assert found == ["another tenant can read what a tenant stored"]

@@ -23,13 +23,14 @@ from holdover.cache.arena import HostArena
 from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import Mover
-from holdover.cache.tiers._open import open_tiers, parse_tiers
+from holdover.cache.tiers._open import open_tiers, parse_tiers, stored_layouts
 from holdover.codecs.base import kv_choice
 from holdover.engine.api import Event, SamplingParams, TokenLogprob, Usage
 from holdover.engine.engine import Engine
 from holdover.engine.planning import centre_layout
 from holdover.geometry.base import read_geometry
 from holdover.kernels._selection import AUTO, asked_backend, select_backend
+from holdover.kernels._transcoding import centres_of, transcoder
 from holdover.kernels.base import AttentionBatch, AttentionStep, KernelBackend
 from holdover.kernels.native.availability import extension
 from holdover.models._blueprint import Blueprint
@@ -243,16 +244,18 @@ def serve() -> Iterator[Serve]:
         kernels = select_backend(backend or asked_backend(AUTO), layout).module
         workspace_bytes = kernels.workspace_bytes(layout, limits, geometry.query_heads)
         workspace = torch.zeros(workspace_bytes, dtype=torch.uint8)
-        opened = open_tiers(
-            parse_tiers(tiers), layout, loaded.checkpoint.digest() + layout.fingerprint
-        )
-        mover = Mover(layout, opened, Costs()) if opened else None
-        manager = CacheManager(layout, arena, mover=mover)
+        specs = parse_tiers(tiers)
         model = loaded.native(native_weights, limits) if native_weights else loaded.model
-        shapes = centre_layout(layout, geometry, limits)
+        shapes = centre_layout(layout, geometry, limits, stored_layouts(specs, layout))
         text = text_tokens(loaded.tokenizer)
         centres = find_centres(model, kernels, shapes, spec, limits, text)
-        gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace, centres))
+        own = centres_of(layout, centres)
+        opened = open_tiers(
+            specs, layout, loaded.checkpoint.digest() + layout.fingerprint,
+            lambda stored: transcoder(layout, own, stored, centres_of(stored, centres)),
+        )  # fmt: skip
+        manager = CacheManager(layout, arena, mover=Mover(layout, opened, Costs()))
+        gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace, own))
         engine = Engine(
             model=model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
             limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,34 @@ def test_other_weights_codecs_and_blocks_find_nothing(
     assert same.ask(prompt, PARAMS).answer().cached_tokens == len(prompt) - 1
 
 
+def test_other_rope_settings_and_a_flipped_weight_find_nothing(
+    tiny: Loaded, serve: Serve, tmp_path: Path
+) -> None:
+    """Beside weights that are the same to the byte, too."""
+    tiers = [at("disk", tmp_path / "kv")]
+    prompt = tuple(tiny.tokenizer.encode(PROMPTS[0]))
+    before = serve(tiny, ARENA_BYTES, tiers=tiers)
+    before.ask(prompt, PARAMS).answer()
+    before.engine.shutdown(10)
+    for what in ("rope", "weight", "nothing"):
+        folder = tmp_path / what
+        shutil.copytree(tiny.checkpoint.path, folder)
+        config, weights = folder / "config.json", folder / "model.safetensors"
+        if what == "rope":
+            changed = json.loads(config.read_text())
+            rope = changed.get("rope_parameters", changed)
+            rope["rope_theta"] = 2 * rope["rope_theta"]
+            config.write_text(json.dumps(changed))
+        elif what == "weight":
+            content = bytearray(weights.read_bytes())
+            content[-2] ^= 1
+            weights.write_bytes(content)
+        other = serve(Loaded.of(folder), ARENA_BYTES, tiers=tiers)
+        cached = other.ask(prompt, PARAMS).answer().cached_tokens
+        assert cached == (len(prompt) - 1 if what == "nothing" else 0), what
+        other.engine.shutdown(10)
+
+
 def test_tenants_find_nothing_of_each_other_on_a_disk(
     tiny: Loaded, serve: Serve, tmp_path: Path
 ) -> None:
@@ -122,3 +151,38 @@ def test_tenants_find_nothing_of_each_other_on_a_disk(
     after = serve(tiny, ARENA_BYTES, tiers=tiers)
     assert after.ask(prompt, PARAMS, tenant="b").answer().cached_tokens == 0
     assert after.ask(prompt, PARAMS, tenant="a").answer().cached_tokens == len(prompt) - 1
+
+
+def fixed_turns(served: Served, n_turns: int) -> list[tuple[int, ...]]:
+    """Answers to prompts that do not depend on them: every user's, longer with each turn."""
+    found = []
+    for turn in range(n_turns):
+        for prompt in PROMPTS:
+            asked = served.ask(prompt + " And then?" * turn, PARAMS).answer()
+            found.append(tuple(asked.tokens))
+    return found
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("model", ["tiny", "windowed"])
+def test_what_comes_back_requantised_is_said_and_stays_off_the_disk(
+    request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, model: str, codec: str
+) -> None:
+    loaded = request.getfixturevalue(model)
+    arena_bytes = ARENA_BYTES // (1 if codec == "fp32" else 2)
+    tiers = ["ram:8MiB:int4", at("disk", tmp_path)]
+    tight = serve(loaded, arena_bytes, codec=codec, tiers=tiers)
+    fixed_turns(tight, 3)
+    asked = tight.ask(PROMPTS[0] + " And then?" * 3, PARAMS).answer()
+    assert asked.usage.reuse is not None
+    assert 0 < asked.usage.reuse.requantised_tokens <= asked.cached_tokens
+    stats = tight.engine.stats()
+    assert stats.tiers["ram"].codec == "int4"
+    assert stats.tiers["ram"].loaded_blocks > 0
+    assert stats.requantised_tokens > 0
+    tight.engine.shutdown(10)
+
+    cold = fixed_turns(serve(loaded, 8 << 20, codec=codec), 3)
+    after = serve(loaded, arena_bytes, codec=codec, tiers=tiers[1:])
+    assert fixed_turns(after, 3) == cold
+    assert after.engine.stats().tiers["disk"].loaded_blocks > 0

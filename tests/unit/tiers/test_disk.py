@@ -31,6 +31,11 @@ from .blocks import (
     until,
 )
 
+
+def no_other_form(stored: object) -> None:
+    raise AssertionError("it stores blocks as they are")
+
+
 BOTH = [record(i, group, n_tokens=1 + i % 4) for i in range(40) for group in (0, 1)]
 
 
@@ -137,6 +142,25 @@ def test_the_least_recently_used_segment_goes_first(tmp_path: Path) -> None:
     assert all(outcome(tier, first))
     assert not any(outcome(tier, second))
     assert tier.stats().evicted_blocks == per_segment
+    tier.close(5)
+
+
+def test_a_pinned_record_keeps_its_segment(tmp_path: Path) -> None:
+    size = 64 * 1024
+    tier = disk(tmp_path, cap_bytes=16 * size, settings={"refresh_s": 60.0})
+    tier.pin(record(0), time.monotonic() + 1000)  # before it comes
+    n = 0
+    while tier.stats().evicted_blocks == 0 or len(segments(tmp_path)) < 15:
+        store(tier, [record(n)])
+        n += 1
+    gone = tier.stats().evicted_blocks
+    assert tier.holds(record(0).key, 0)
+    assert not any(tier.holds(record(i).key, 0) for i in range(gone, 2 * gone))
+    tier.pin(record(0), 0)
+    while tier.holds(record(0).key, 0):
+        assert tier.stats().evicted_blocks < 20 * gone, "a pin that has ended still holds"
+        store(tier, [record(n)])
+        n += 1
     tier.close(5)
 
 
@@ -299,7 +323,7 @@ def test_the_buffers_are_what_was_planned(tmp_path: Path) -> None:
     key.write_bytes(b"k" * 32)
     key.chmod(0o600)
     for where in (spec(tmp_path / "a"), spec(tmp_path / "b", key=key)):
-        tier = module.create(where, BIG, b"")
+        tier = module.create(where, BIG, b"", no_other_form)
         assert tier.buffer_bytes == buffer_bytes(where, BIG)
         tier.close(5)
     small = replace(Settings(), staged_bytes=1, read_bytes=1)

@@ -133,7 +133,7 @@ def read(index: Index, one: Record, content: bytes) -> bool:
     shape = segment.form.shape
     start = shape.slot_offset(slot, segment.form.n_slots)
     payload = bytearray(content[start : start + shape.payload_bytes])
-    is_read = segment.form.open(memoryview(payload), one, slot, segment.entry(slot))
+    is_read = segment.form.open(memoryview(payload), one, slot, segment.raw(slot))
     assert not is_read or payload[: shape.record_bytes] == block(one), "wrong bytes"
     return is_read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -75,8 +76,11 @@ def run_together(folder: Path, n: int, seconds: float) -> None:
     processes = [hammer(folder, seed, seconds) for seed in range(n)]
     most = 0
     while any(process.poll() is None for process in processes):
-        sizes = [os.path.getsize(path) for path in folder.glob("*") if path.exists()]
-        most = max(most, sum(sizes))
+        size = 0
+        for path in folder.glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                size += os.path.getsize(path)
+        most = max(most, size)
         time.sleep(0.01)
     for process in processes:
         output, errors = process.communicate()

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Sequence
 from typing import cast
 
-from holdover.cache.tiers.base import Tier, TierModule, TierSpec
+from holdover.cache.tiers._forms import stored_layout
+from holdover.cache.tiers.base import Tier, TierModule, TierSpec, TranscoderTo
 from holdover.errors import ConfigError
 from holdover.registry import load_plugin
 from holdover.spec.layout import CacheLayout
@@ -31,8 +32,15 @@ def tiers_bytes(specs: Sequence[TierSpec], layout: CacheLayout) -> int:
     return sum(_module(spec.kind).buffer_bytes(spec, layout) for spec in specs)
 
 
-def open_tiers(specs: Sequence[TierSpec], layout: CacheLayout, identity: bytes) -> tuple[Tier, ...]:
-    return tuple(_module(spec.kind).create(spec, layout, identity) for spec in specs)
+def stored_layouts(specs: Sequence[TierSpec], layout: CacheLayout) -> tuple[CacheLayout, ...]:
+    """Those of tiers with a codec of their own. Raises ConfigError where it is not denser."""
+    return tuple(stored_layout(spec, layout) for spec in specs if spec.codec is not None)
+
+
+def open_tiers(
+    specs: Sequence[TierSpec], layout: CacheLayout, identity: bytes, transcoder_to: TranscoderTo
+) -> tuple[Tier, ...]:
+    return tuple(_module(spec.kind).create(spec, layout, identity, transcoder_to) for spec in specs)
 
 
 def tenant_salt(specs: Sequence[TierSpec]) -> bytes:

@@ -4,13 +4,14 @@
     tier's threads    reads, writes, checksums, eviction
 
 A tier may lose a block at any time, and never gives a wrong one: `load` ends with the very bytes
-that were stored for the record, verified, or with the reason why not.
+that were stored for the record, verified, or with the reason why not. A tier with a `codec` of its
+own gives back what that codec keeps of them, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdover.spec.layout import CacheLayout
@@ -30,6 +31,7 @@ class Record:
     parent: bytes  # KEY_BYTES
     tokens: bytes  # int32, little-endian; fewer than a block's in a tail
     group: int
+    start_tokens: int = field(default=0, compare=False)  # position of the run; 0: or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class TierStats:
     evicted_blocks: int
     read_bytes_per_s: float  # measured; 0: not yet
     trouble: str | None  # why it stores nothing at the moment; None: it does
+    codec: str | None = None  # it stores blocks requantised; None: as the arena has them
 
 
 Take = Callable[[int, memoryview | None, str], None]
@@ -64,11 +67,34 @@ Take = Callable[[int, memoryview | None, str], None]
 again when it returns, or None and the reason."""
 
 
+class Transcoder(Protocol):
+    """A block of the arena as one of a denser form, and back: equal bytes on every backend.
+
+    `start_tokens` is the position of the block's first token, the same both ways. Called by tiers'
+    threads; what is in neither form's fields is left as it is.
+    """
+
+    def encode(self, group: int, start_tokens: int, block: memoryview, to: memoryview) -> None: ...
+
+    def decode(self, group: int, start_tokens: int, block: memoryview, to: memoryview) -> None: ...
+
+
+TranscoderTo = Callable[[CacheLayout], Transcoder]
+"""From the arena's layout to one of other codecs."""
+
+
 class Tier(Protocol):
     """Created by its module's `create`. All methods return at once."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def codec(self) -> str | None:
+        """What it stores blocks in, requantised; None: it gives back the bytes it was given."""
+
+    def stored_bytes(self, group: int) -> int:
+        """Of one block."""
 
     @property
     def buffer_bytes(self) -> int:
@@ -92,6 +118,10 @@ class Tier(Protocol):
     def poll(self, take: Take) -> None:
         """Hand over what has ended since the last call."""
 
+    def pin(self, record: Record, until_s: float) -> None:
+        """Evict others first until then (time.monotonic()), whether it is held or comes to be;
+        0: like any other again."""
+
     def delete(self, record: Record) -> None:
         """Remove a block for good: once it has ended, `stats` counts it no more and no file has
         its bytes."""
@@ -114,8 +144,10 @@ class TierModule(Protocol):
     def secret(self, spec: TierSpec) -> bytes | None:
         """32 bytes that all servers of the tier have in common; None: it outlives no server."""
 
-    def create(self, spec: TierSpec, layout: CacheLayout, identity: bytes) -> Tier:
+    def create(
+        self, spec: TierSpec, layout: CacheLayout, identity: bytes, transcoder_to: TranscoderTo
+    ) -> Tier:
         """`identity` is equal for two engines exactly when one can read the other's blocks.
 
-        Raises ConfigError for a place that cannot be used at all.
+        Raises ConfigError for a place that cannot be used at all, or a codec that is not denser.
         """

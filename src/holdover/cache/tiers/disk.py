@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdover.cache.tiers._disk.buffers import Buffers
+from holdover.cache.tiers._buffers import Buffers
 from holdover.cache.tiers._disk.catalog import Catalog
 from holdover.cache.tiers._disk.directory import FIELD, SECRET_BYTES, Directory, tenant_secret
 from holdover.cache.tiers._disk.files import Files
@@ -24,7 +24,7 @@ from holdover.cache.tiers._disk.reader import Reader
 from holdover.cache.tiers._disk.sealing import read_key
 from holdover.cache.tiers._disk.segment import Segment
 from holdover.cache.tiers._disk.writer import Writer
-from holdover.cache.tiers.base import KEY_BYTES, Record, Take, TierSpec, TierStats
+from holdover.cache.tiers.base import KEY_BYTES, Record, Take, TierSpec, TierStats, TranscoderTo
 from holdover.errors import ConfigError
 from holdover.files import typed_path
 from holdover.spec.layout import CacheLayout
@@ -80,12 +80,15 @@ def secret(spec: TierSpec) -> bytes:
     return tenant_secret(spec.path)
 
 
-def create(spec: TierSpec, layout: CacheLayout, identity: bytes) -> Disk:
+def create(
+    spec: TierSpec, layout: CacheLayout, identity: bytes, transcoder_to: TranscoderTo
+) -> Disk:
     return Disk(spec, layout, identity)
 
 
 class Disk:
     name = "disk"
+    codec = None
 
     def __init__(
         self,
@@ -125,6 +128,9 @@ class Disk:
         self._reader.start()
         self._writer.start()
 
+    def stored_bytes(self, group: int) -> int:
+        return self._shapes[group].slot_bytes
+
     def holds(self, key: bytes, group: int) -> bool:
         # In this order, here and below: an erasure that ends in between must not bring it back.
         return not self._is_erased(key, group) and self._index.get(key, group) is not None
@@ -155,12 +161,15 @@ class Disk:
         if place is None:
             return None
         segment, slot = place
-        if segment.record(slot) != record:
+        if not segment.holds(slot, record):
             return None
         return self._reader.submit(record, segment, slot)
 
     def poll(self, take: Take) -> None:
         self._reader.poll(take)
+
+    def pin(self, record: Record, until_s: float) -> None:
+        self._writer.pin(record, until_s)
 
     def delete(self, record: Record) -> None:
         self._writer.delete(record)

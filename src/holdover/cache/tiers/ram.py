@@ -1,75 +1,67 @@
 """A second region of this machine's memory, for blocks that the arena has no room for.
 
-    --tiers ram:2GiB
+    --tiers ram:2GiB        laid out as the arena is: a store and a load are one copy each
+    --tiers ram:2GiB:int4   requantised in another codec, by a thread: more blocks, not quite equal
 
-Laid out as the arena is, so a store and a load are one copy each, made by who asks. The block that
-was used longest ago goes first.
+The block that was used longest ago goes first.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from holdover.cache.arena import Arena, HostArena
-from holdover.cache.sectors import SectorPool
-from holdover.cache.tiers.base import Record, Take, TierSpec, TierStats
+from holdover.cache.arena import HostArena
+from holdover.cache.tiers import _requantised
+from holdover.cache.tiers._forms import FIELD, demand_codec, stored_layout
+from holdover.cache.tiers._shelf import Shelf, place_of
+from holdover.cache.tiers.base import Record, Take, Tier, TierSpec, TierStats, TranscoderTo
 from holdover.errors import ConfigError
 from holdover.spec.layout import CacheLayout
-from holdover.units import exact_div, format_bytes, parse_bytes
-
-
-@dataclass(slots=True)
-class _Held:
-    record: Record
-    number: int
+from holdover.units import format_bytes, parse_bytes
 
 
 class Ram:
     name = "ram"
+    codec = None
 
-    def __init__(self, layout: CacheLayout, region: Arena) -> None:
-        self._layout = layout
-        self._region = region
-        self._pool = SectorPool(layout, exact_div(region.nbytes, layout.sector_bytes))
-        self._held: OrderedDict[tuple[bytes, int], _Held] = OrderedDict()
-        self._after: dict[bytes, dict[tuple[bytes, int], Record]] = {}
-        self._n_blocks = [0] * len(layout.blocks)
+    def __init__(self, cap_bytes: int, shelf: Shelf) -> None:
+        self._shelf = shelf
         self._asked: deque[tuple[int, Record]] = deque()
         self._read_s, self._read_bytes = 0.0, 0  # the copies of who takes
         self._closed = False
         self._tickets = 0
-        self._stats = TierStats(0, region.nbytes, 0, 0, 0, 0, 0, 0, 0.0, None)
+        self._stats = TierStats(0, cap_bytes, 0, 0, 0, 0, 0, 0, 0.0, None)
 
     @property
     def buffer_bytes(self) -> int:
-        return self._region.nbytes
+        return self._shelf.nbytes
+
+    def stored_bytes(self, group: int) -> int:
+        return self._shelf.layout.blocks[group].nbytes
 
     def holds(self, key: bytes, group: int) -> bool:
-        return (key, group) in self._held
+        return self._shelf.holds((key, group))
 
     def runs(self, parent: bytes) -> Iterable[Record]:
-        return reversed(self._after.get(parent, {}).values())
+        return self._shelf.runs(parent)
 
     def store(self, record: Record, block: memoryview) -> bool:
-        place = (record.key, record.group)
-        if place in self._held:
-            self._held.move_to_end(place)
+        if self._shelf.holds(place_of(record)):
+            self._shelf.touch(place_of(record))
             return True
-        number = None if self._closed else self._room_for(record.group)
+        number = None if self._closed else self._shelf.room_for(record.group)
         if number is None:
             return False  # closed, or a region of one sector, which another group has
-        self._view(record.group, number)[:] = block
-        self._held[place] = _Held(record, number)
-        self._n_blocks[record.group] += 1
-        self._after.setdefault(record.parent, {})[place] = record
+        self._shelf.view(record.group, number)[:] = block
+        self._shelf.put(record, number)
         self._count(stored_blocks=1)
         return True
 
     def load(self, record: Record) -> int | None:
-        if self._closed or self._find(record) is None:
+        if self._closed or self._shelf.find(record) is None:
             return None
         self._tickets += 1
         self._asked.append((self._tickets, record))
@@ -78,62 +70,37 @@ class Ram:
     def poll(self, take: Take) -> None:
         while self._asked:
             ticket, record = self._asked.popleft()
-            held = self._find(record)
+            held = self._shelf.find(record)
             if held is None:
                 self._count(failed_loads=1)
                 take(ticket, None, "it was evicted from RAM before it was read")
                 continue
-            self._held.move_to_end((record.key, record.group))
+            self._shelf.touch(place_of(record))
             self._count(loaded_blocks=1)
-            view = self._view(record.group, held.number)
+            view = self._shelf.view(record.group, held.number)
             began_s = time.perf_counter()
             take(ticket, view, "")
             self._read_s += time.perf_counter() - began_s
             self._read_bytes += len(view)
 
+    def pin(self, record: Record, until_s: float) -> None:
+        self._shelf.pin(record, until_s)
+
     def delete(self, record: Record) -> None:
-        held = self._held.get((record.key, record.group))
-        if held is not None:
-            view = self._view(record.group, held.number)
-            view[:] = bytes(len(view))
-            self._forget((record.key, record.group))
+        self._shelf.erase(record)
 
     def stats(self) -> TierStats:
-        held_bytes = self._layout.held_bytes(self._n_blocks)
-        rate = self._read_bytes / self._read_s if self._read_s else 0.0
         return replace(
-            self._stats, held_bytes=held_bytes, blocks=len(self._held), read_bytes_per_s=rate
+            self._stats,
+            held_bytes=self._shelf.held_bytes,
+            blocks=len(self._shelf),
+            evicted_blocks=self._shelf.evicted_blocks,
+            read_bytes_per_s=self._read_bytes / self._read_s if self._read_s else 0.0,
         )
 
     def close(self, wait_s: float) -> None:
         self._closed = True
         self._asked.clear()
-
-    def _find(self, record: Record) -> _Held | None:
-        held = self._held.get((record.key, record.group))
-        return held if held is not None and held.record == record else None
-
-    def _room_for(self, group: int) -> int | None:
-        while (number := self._pool.take(group)) is None:
-            oldest = next(iter(self._held), None)
-            if oldest is None:
-                return None
-            self._forget(oldest)
-            self._count(evicted_blocks=1)
-        return number
-
-    def _forget(self, place: tuple[bytes, int]) -> None:
-        held = self._held.pop(place)
-        self._n_blocks[held.record.group] -= 1
-        siblings = self._after[held.record.parent]
-        del siblings[place]
-        if not siblings:
-            del self._after[held.record.parent]
-        self._pool.give(held.record.group, held.number)
-
-    def _view(self, group: int, number: int) -> memoryview:
-        offset = self._layout.block_offset(group, number)
-        return self._region.view(offset, self._layout.blocks[group].nbytes)
 
     def _count(self, **more: int) -> None:
         counts = {name: getattr(self._stats, name) + n for name, n in more.items()}
@@ -141,22 +108,45 @@ class Ram:
 
 
 def parse(text: str) -> TierSpec:
-    return TierSpec("ram", parse_bytes(text, "--tiers ram"))
+    """SIZE or SIZE:CODEC."""
+    size, colon, codec = text.partition(":")
+    try:
+        cap_bytes = parse_bytes(size, FIELD)
+    except ConfigError as error:
+        form = "write it as ram:2GiB, or ram:2GiB:int4"
+        raise ConfigError(FIELD, f"ram:{text}: {error.reason}; {form}") from error
+    if not colon:
+        return TierSpec("ram", cap_bytes)
+    demand_codec(codec, f"ram:{text}")
+    return TierSpec("ram", cap_bytes, codec=codec)
 
 
 def buffer_bytes(spec: TierSpec, layout: CacheLayout) -> int:
-    n_sectors = spec.cap_bytes // layout.sector_bytes
-    if not n_sectors:
-        least = format_bytes(layout.sector_bytes)
-        raise ConfigError(
-            "--tiers", f"ram:{format_bytes(spec.cap_bytes)} holds no block; the least is {least}"
-        )
-    return n_sectors * layout.sector_bytes
+    stored = stored_layout(spec, layout)
+    region_bytes = _region_bytes(spec, stored)
+    return region_bytes + (0 if spec.codec is None else _requantised.pools_bytes(layout))
 
 
 def secret(spec: TierSpec) -> None:
     return None
 
 
-def create(spec: TierSpec, layout: CacheLayout, identity: bytes) -> Ram:
-    return Ram(layout, HostArena(buffer_bytes(spec, layout)))
+def create(
+    spec: TierSpec, layout: CacheLayout, identity: bytes, transcoder_to: TranscoderTo
+) -> Tier:
+    stored = stored_layout(spec, layout)
+    shelf = Shelf(stored, HostArena(_region_bytes(spec, stored)))
+    if spec.codec is None:
+        return Ram(spec.cap_bytes, shelf)
+    coder = transcoder_to(stored)
+    return _requantised.Requantised(spec.codec, spec.cap_bytes, layout, shelf, coder)
+
+
+def _region_bytes(spec: TierSpec, stored: CacheLayout) -> int:
+    n_sectors = spec.cap_bytes // stored.sector_bytes
+    if not n_sectors:
+        least = format_bytes(stored.sector_bytes)
+        raise ConfigError(
+            FIELD, f"ram:{format_bytes(spec.cap_bytes)} holds no block; the least is {least}"
+        )
+    return n_sectors * stored.sector_bytes

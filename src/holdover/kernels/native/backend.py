@@ -58,7 +58,7 @@ class Native:
             threads=limits.threads,
         )
         planes = {
-            (layer, plane.name): _plane(
+            (layer, plane.name): native_plane(
                 module,
                 layout,
                 group.index,
@@ -150,7 +150,7 @@ def _readable(rows: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _plane(
+def native_plane(
     module: ModuleType,
     layout: CacheLayout,
     group: int,
@@ -158,6 +158,7 @@ def _plane(
     name: str,
     centre: Centre | None,
 ) -> Any:
+    """One layer's plane as C++ knows it; whoever keeps it keeps the centre's tensors."""
     placed = {p.field.name: p for p in layout.blocks[group].fields_of(layer, name)}
     known = {field for names in _FIELDS for field in names}
     assert placed.keys() <= known, f"C++ knows no fields {placed.keys() - known}"

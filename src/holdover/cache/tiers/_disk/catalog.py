@@ -87,7 +87,13 @@ class Catalog:
     def places(self, record: Record) -> list[tuple[Segment, int]]:
         """Wherever this very record lies."""
         found = self._index.all_of(record.key, record.group)
-        return [place for place in found if place[0].record(place[1]) == record]
+        return [place for place in found if place[0].holds(place[1], record)]
+
+    def touch(self, group: int, key: bytes) -> None:
+        """What holds it counts as used."""
+        place = self._index.get(key, group)
+        if place is not None:
+            place[0].touched = True
 
     def doomed(self) -> list[tuple[Segment, int]]:
         """Slots in whose erasure a server was interrupted, or is at it."""

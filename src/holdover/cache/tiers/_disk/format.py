@@ -124,6 +124,8 @@ class SegmentFormat:
         self._private = slice(names["key"][1], names["tag"][1])
         self._room = slice(names["key"][1], names["digest"][1])
         self._nonce = slice(names["nonce"][1], names["key"][1])
+        self._payload_digest = slice(names["payload"][1], names["payload_nonce"][1])
+        self._payload_nonce = slice(names["payload_nonce"][1], names["nonce"][1])
 
     @classmethod
     def new(cls, shape: Format, n_slots: int, salt: bytes) -> tuple[SegmentFormat, bytes]:
@@ -203,6 +205,10 @@ class SegmentFormat:
         n_bytes = self.shape.record_bytes
         return digest in (_hash(stored[:n_bytes]), _hash(stored[: n_bytes + TAG_BYTES]))
 
+    def digest(self, entry: bytes) -> bytes:
+        """Of an element's bytes."""
+        return entry[-_DIGEST_BYTES:]
+
     def _open_entry(self, entry: memoryview, slot: int) -> bool:
         if self._entry_digest(entry, slot) != entry[-_DIGEST_BYTES:]:
             return False
@@ -238,6 +244,11 @@ class SegmentFormat:
         """An entry whose slot is being erased."""
         return DOOMED.to_bytes(4, "little").ljust(self._entry.itemsize, b"\0")
 
+    def names(self, entry: bytes, record: Record) -> bool:
+        """Whether an element's bytes are of this very record."""
+        named = _named(record)
+        return entry[self._private.start : self._private.start + len(named)] == named
+
     def record(self, entry: Any) -> Record:
         """What an element of parsed entries names."""
         tokens = entry["tokens"].tobytes()[: int(entry["n_tokens"]) * _TOKEN_BYTES]
@@ -254,13 +265,13 @@ class SegmentFormat:
             nonce = self._cipher.seal(data, payload, self._bound(slot, _named(record)))
         return _hash(payload), nonce
 
-    def open(self, payload: memoryview, record: Record, slot: int, entry: Any) -> bool:
+    def open(self, payload: memoryview, record: Record, slot: int, entry: bytes) -> bool:
         """Make a block's bytes of a slot's, in place; False unless they are what was stored."""
-        if _hash(payload) != entry["payload"].tobytes():
+        if _hash(payload) != entry[self._payload_digest]:
             return False
         if self._cipher is None:
             return True
-        nonce = entry["payload_nonce"].tobytes()
+        nonce = entry[self._payload_nonce]
         data = payload[: self.shape.record_bytes]
         return self._cipher.open(payload, data, nonce, self._bound(slot, _named(record)))
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from holdover.cache.tiers._disk.buffers import Buffers
+from holdover.cache.tiers._buffers import Buffers
 from holdover.cache.tiers._disk.directory import Directory
 from holdover.cache.tiers._disk.files import Files
 from holdover.cache.tiers._disk.index import Index
@@ -29,7 +29,7 @@ from holdover.cache.tiers.base import Record, Take
 
 _log = logging.getLogger(__name__)
 _OPEN_FILES = 16  # a thread
-_AT_ONCE_BYTES = 1 << 20  # of one read
+_AT_ONCE_BYTES = 2 << 20  # of one read
 _GIVEN_AT_ONCE = 4  # buffers, before a thread that waits for one is woken
 _LOOKED_AT = 64  # loads, for one that another thread's reading does not stand in the way of
 _RATE_MEMORY_S = 4.0  # of reading, after which what was measured counts half
@@ -301,18 +301,18 @@ class Reader:
 
     def _verify(self, load: _Load, buffer: memoryview) -> None:
         form = load.segment.form
-        entry = load.segment.entry(load.slot)
-        if form.record(entry) != load.record:
+        entry = load.segment.raw(load.slot)
+        if not form.names(entry, load.record):
             self._fail(load, buffer, EVICTED)  # the slot was given to another
         elif form.open(buffer[: form.shape.payload_bytes], load.record, load.slot, entry):
             self.loaded += 1
             self._ended.append(_Ended(load.ticket, buffer, form.shape.record_bytes, ""))
         else:
-            self._report(load.segment, load.slot, entry["digest"].tobytes())
+            self._report(load.segment, load.slot, form.digest(entry))
             self._fail(load, buffer, DAMAGED)
 
     def _fail(self, load: _Load, buffer: memoryview, reason: str) -> None:
-        if load.segment.record(load.slot) == load.record:
+        if load.segment.holds(load.slot, load.record):
             self._index.drop(load.segment.named([load.slot]))
         with self._changed:
             self.failed += 1

@@ -51,6 +51,14 @@ class Segment:
         """A copy, of one state of the slot."""
         return self._entries[slot : slot + 1].copy()[0]
 
+    def raw(self, slot: int) -> bytes:
+        """The same as bytes."""
+        return self._entries[slot : slot + 1].tobytes()
+
+    def holds(self, slot: int, record: Record) -> bool:
+        """Whether the slot has this very record."""
+        return bool(self._is_record[slot]) and self.form.names(self.raw(slot), record)
+
     def record(self, slot: int) -> Record | None:
         return self.form.record(self.entry(slot)) if self._is_record[slot] else None
 

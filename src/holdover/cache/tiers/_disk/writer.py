@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdover.cache.tiers._disk.buffers import Buffers
+from holdover.cache.tiers._buffers import Buffers
 from holdover.cache.tiers._disk.catalog import Catalog
 from holdover.cache.tiers._disk.directory import Directory
 from holdover.cache.tiers._disk.files import Files
@@ -119,6 +119,7 @@ class Writer:
         self._looks = True  # the last look at the directory went well
         self._retry_s = 0.0
         self._retry_at_s = 0.0
+        self._pins: dict[Named, float] = {}
         self.storing: Counter[Named] = Counter()
         self.erasing: Counter[Named] = Counter()
         self.trouble: str | None = None
@@ -149,6 +150,10 @@ class Writer:
             self.erasing[record.group, record.key] += 1
             self._queue.append(_Erase(record, time.monotonic()))
             self._changed.notify()
+
+    def pin(self, record: Record, until_s: float) -> None:
+        with self._changed:
+            self._pins[record.group, record.key] = until_s  # one that has ended says the same as 0
 
     def close(self, deadline_s: float) -> None:
         with self._changed:
@@ -365,7 +370,18 @@ class Writer:
                 self._let_go(group)
                 raise FileNotFoundError(f"{active.segment.name} was removed")
 
+    def _use_pinned(self) -> None:
+        """A pinned record keeps its segment young, so that all servers evict others first."""
+        now_s = time.monotonic()
+        with self._changed:
+            for named in [named for named, until_s in self._pins.items() if until_s <= now_s]:
+                del self._pins[named]
+            pinned = list(self._pins)
+        for named in pinned:
+            self._catalog.touch(*named)
+
     def _mark_used(self) -> None:
+        self._use_pinned()
         for segment in list(self._catalog.segments.values()):
             if segment.touched:
                 segment.touched = False
