@@ -129,9 +129,9 @@ struct Pass {
       const Rope& rope = model.ropes[r];
       float* cosines = angles(int(r), t);
       for (int i = 0; i < half; ++i) {
-        float theta = float(positions[t]) * rope.turns[i];
-        cosines[i] = std::cos(theta) * rope.factor;
-        cosines[half + i] = std::sin(theta) * rope.factor;
+        double theta = double(std::min(positions[t], rope.last_place)) * rope.turns[i];
+        cosines[i] = float(std::cos(theta)) * rope.factor;
+        cosines[half + i] = float(std::sin(theta)) * rope.factor;
       }
     }
     norm(t, model.layers[0].attention_norm);
@@ -151,6 +151,11 @@ struct Pass {
       for (int h = 0; h < turned; ++h) {
         const float* weight = h < n().query_heads ? l.query_norm : l.key_norm;
         if (weight) isa().norm(row + h * dim, weight, dim, model.norm_eps, row + h * dim);
+        if (l.sink_rope >= 0 && h < n().query_heads) {
+          const float* at_sinks = angles(l.sink_rope, t);
+          float* to = b().sink_query + int64_t(t) * n().query_width() + h * dim;
+          isa().rotate(std::copy_n(row + h * dim, dim, to) - dim, dim / 2, at_sinks, at_sinks + dim / 2);
+        }
         isa().rotate(row + h * dim, dim / 2, cosines, sines);
       }
       if (watched && !isa().within(keys, 2 * n().kv_heads * dim, watch.most)) watch.wrong[t] = 1;
@@ -172,8 +177,9 @@ struct Pass {
     const auto& [keys, values] = cache().planes[l.storage];
     Attend call{cache().arena, &keys, &values, &group.sequences, group.tasks.entries.data(),
                 group.tasks.joins.data(), finished.data() + layer * finished_of_layer, shape,
-                {b().wide, false, n().qkv_width(), n().head_dim}, b().narrow, model.attention_scale,
-                model.attention_softcap, cache().parts(shape)};
+                {b().wide, false, n().qkv_width(), n().head_dim},
+                {l.sink_rope < 0 ? nullptr : b().sink_query, false, n().query_width(), n().head_dim}, nullptr,
+                b().narrow, model.attention_scale, model.attention_softcap, cache().parts(shape)};
     int n_tasks = int(group.tasks.entries.size());
     auto one = [&](int task) { isa().attend(call, task, cache().scratch(shape, walk.thread)); };
     stage_and_rows(walk, n_tasks, one, n_tokens, [&](int start, int stop) {
@@ -216,6 +222,7 @@ Buffers::Buffers(const Numbers& n, int tokens, int rows, Address at) {
   wide = floats(all * std::max(n.qkv_width(), n.inner));
   narrow = floats(std::max(all * n.query_width(), most * n.hidden));
   angles = floats(all * n.ropes * n.head_dim);
+  sink_query = floats(n.sink_queries ? all * n.query_width() : 0);
   int64_t widest = std::max(operand_bytes(n.element, n.query_width()), operand_bytes(n.element, n.inner));
   operand = take(std::max(all * widest, most * operand_bytes(n.element, n.hidden)));
   logits = floats(int64_t(rows) * n.vocab);

@@ -15,6 +15,7 @@ namespace holdover {
 
 struct Numbers {
   int hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes;
+  bool sink_queries;  // whether some layer's sinks meet a query of their own
   Element element;
 
   int query_width() const { return query_heads * head_dim; }
@@ -27,6 +28,7 @@ struct Buffers {
   float* wide;       // [tokens, q, k and v] or [tokens, inner]
   float* narrow;     // [tokens, query width] or [tokens or rows, hidden]
   float* angles;     // [ropes, tokens, head dim]: cosines, then sines
+  float* sink_query; // [tokens, query width], where there are any
   uint8_t* operand;  // rows as the next product takes them
   float* logits;     // [rows, vocab]
   int64_t bytes;
@@ -37,13 +39,15 @@ struct Buffers {
 struct Rope {
   const float* turns;  // per token, of each pair
   float factor;        // of cosines and sines
+  int64_t last_place;  // positions after it are turned as it is
 };
 
 struct Layer {
   Matrix qkv, output, gate, up, down;
   const float *attention_norm, *attention_post_norm, *query_norm, *key_norm;  // null where it has none
   const float *mlp_norm, *mlp_post_norm;
-  int rope, group, storage;  // whose rows it attends to; its own where it stores some
+  int rope, sink_rope;       // the second turns the query that meets sinks; -1: the query does
+  int group, storage;        // whose rows it attends to; its own where it stores some
 };
 
 // What is watched for values that are not finite, or too large for how they are stored.

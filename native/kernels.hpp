@@ -43,6 +43,7 @@ struct Task {
   const Entry& entry;
   int rows;  // of each head
   float* memory;
+  bool meets_sinks = false;  // whether the scratch holds the query that does
 
   const Sequences& seqs() const { return *call.sequences; }
   const Shape& shape() const { return call.shape; }
@@ -166,10 +167,9 @@ void cap(float* scores, float softcap) {
 // ---- one task -----------------------------------------------------------------------------------
 
 template <Codec C>
-void load_queries(const Task& t) {
+void load_queries(const Task& t, const Rows& q) {
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
   const Shape& shape = t.shape();
-  const Rows& q = t.call.query;
   int parts = q.bf16 ? 1 : 2, n_words = query_words<K>(shape.dim, parts);
   alignas(64) float x[MAX_DIM + LANES];
   alignas(64) int32_t words[MAX_DIM];
@@ -206,12 +206,19 @@ void store_results(const Task& t) {
     for (int row = 0; row < t.rows; ++row) {
       int64_t at = ((t.entry.token + row / shape.shared) * int64_t(heads) +
                     (t.entry.head + head) * shape.shared + row % shape.shared) * shape.value_dim;
-      float* sums = s.merged + row * shape.padded_value_dim;
+      float *sums = s.merged + row * shape.padded_value_dim, total = s.merged_l[row];
+      if (t.call.sink_logits) {  // a term that weighs nothing: of the largest weight, as the others are
+        int query_head = (t.entry.head + head) * shape.shared + row % shape.shared;
+        float logit = t.call.sink_logits[query_head], most = logit > s.merged_m[row] ? logit : s.merged_m[row];
+        F keep = exp(set1(s.merged_m[row] - most)), more = exp(set1(logit - most));
+        for (int d = 0; d < shape.padded_value_dim; d += LANES) store(sums + d, load<F>(sums + d) * keep);
+        total = total * keep[0] + more[0];
+      }
       alignas(64) float placed[MAX_DIM + Chunk<K>::dims];
       for (int d = 0; d < shape.value_dim; d += Chunk<K>::dims)
         for (int lane = 0; lane < Chunk<K>::lanes; ++lane)
           for (int v = 0; v < Chunk<K>::vectors; ++v)
-            placed[d + lane * Chunk<K>::vectors + v] = sums[d + v * Chunk<K>::lanes + lane] / s.merged_l[row];
+            placed[d + lane * Chunk<K>::vectors + v] = sums[d + v * Chunk<K>::lanes + lane] / total;
       if constexpr (is_turned<C>) turn_back(placed, shape.value_dim);
       if (t.call.query.bf16) {
         auto* to = static_cast<uint16_t*>(t.call.result) + at;
@@ -251,13 +258,15 @@ void begin(const Task& t, float* m, float* l, float* acc) {
 }
 
 // The span of a tile that some row of the task may see, at most two of them: sinks, and the rest.
+// Where they touch they are one, unless sinks have a query of their own.
 struct Visible {
   Span spans[2];
 
   explicit Visible(const Task& t) {
     int stop = t.position(t.rows - 1) + 1, start = t.first_visible(0);
     int sinks = t.seqs().sink_tokens < stop ? t.seqs().sink_tokens : stop;
-    if (sinks >= start) start = 0, sinks = 0;
+    if (t.call.sink_query.data) start = start > sinks ? start : sinks;
+    else if (sinks >= start) start = 0, sinks = 0;
     spans[0] = {0, sinks}, spans[1] = {start, stop};
   }
 
@@ -283,8 +292,16 @@ void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
   }
 }
 
+// Puts the query that meets sinks, or the one that meets all else, into the scratch.
+void use_query(Task& t, bool meets_sinks) {
+  if (t.meets_sinks == meets_sinks) return;
+  t.meets_sinks = meets_sinks;
+  const Rows& query = meets_sinks ? t.call.sink_query : t.call.query;
+  with_codec(*t.call.keys, [&]<Codec C>() { load_queries<C>(t, query); });
+}
+
 // Leaves its result in the scratch's m, l and acc.
-void attend_split(const Task& t, const Visible& visible, int split, Ahead* ahead) {
+void attend_split(Task& t, const Visible& visible, int split, Ahead* ahead) {
   for (int head = 0; head < t.entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
     begin(t, s.m, s.l, s.acc);
@@ -293,12 +310,13 @@ void attend_split(const Task& t, const Visible& visible, int split, Ahead* ahead
     for (int i = 0; i < 2; ++i) {
       Span span = visible.within(i, tile, tile + TILE_TOKENS);
       if (span.start >= span.stop) continue;
+      if (t.call.sink_query.data) use_query(t, i == 0);
       attend_tile(t, tile, {span.start - tile, span.stop - tile}, ahead);
     }
 }
 
 // A sequence's partial results: per part and head of the task [rows][dim], maxima, sums.
-void attend_part(const Task& t, const Visible& visible, Ahead* ahead) {
+void attend_part(Task& t, const Visible& visible, Ahead* ahead) {
   const Entry& entry = t.entry;
   const Join& join = t.call.joins[entry.join];
   int width = t.rows * t.shape().padded_value_dim;
@@ -327,7 +345,7 @@ void attend_part(const Task& t, const Visible& visible, Ahead* ahead) {
 void attend_task(const Attend& call, int entry_index, float* memory) {
   const Entry& entry = call.entries[entry_index];
   Task t{call, entry, entry.n_tokens * call.shape.shared, memory};
-  with_codec(*call.keys, [&]<Codec C>() { load_queries<C>(t); });
+  with_codec(*call.keys, [&]<Codec C>() { load_queries<C>(t, call.query); });
   Visible visible(t);
   for (int head = 0; head < entry.n_heads; ++head) {
     Scratch s = t.scratch(head);

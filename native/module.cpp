@@ -4,12 +4,14 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "decoder.hpp"
 #include "step.hpp"
@@ -54,9 +56,17 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
+// Address, whether bf16, and strides of tokens and heads; address 0: none.
+using RowsAt = std::tuple<Address, bool, int64_t, int64_t>;
+
+Rows rows_at(const RowsAt& given) {
+  auto [address, bf16, token_stride, head_stride] = given;
+  return {at<void>(address), bf16, token_stride, head_stride};
+}
+
 Numbers numbers_of(int hidden, int inner, int vocab, int query_heads, int kv_heads, int head_dim,
-                   int ropes, const std::string& element) {
-  return {hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, named<Element>(ELEMENTS, element)};
+                   int ropes, bool sink_queries, const std::string& element) {
+  return {hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, sink_queries, named<Element>(ELEMENTS, element)};
 }
 
 const Isa& isa_named(const std::string& name) {
@@ -147,9 +157,10 @@ void bind_decoder(nb::module_& m) {
       });
   nb::class_<Numbers>(m, "Numbers")
       .def("__init__", [](Numbers* self, int hidden, int inner, int vocab, int query_heads, int kv_heads,
-                          int head_dim, int ropes, const std::string& element) {
-        new (self) Numbers(numbers_of(hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, element));
-      }, "hidden"_a, "inner"_a, "vocab"_a, "query_heads"_a, "kv_heads"_a, "head_dim"_a, "ropes"_a, "element"_a)
+                          int head_dim, int ropes, bool sink_queries, const std::string& element) {
+        new (self) Numbers(numbers_of(hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, sink_queries, element));
+      }, "hidden"_a, "inner"_a, "vocab"_a, "query_heads"_a, "kv_heads"_a, "head_dim"_a, "ropes"_a, "sink_queries"_a,
+         "element"_a)
       .def("buffer_bytes", [](const Numbers& n, int tokens, int rows) {
         return Buffers(n, tokens, rows, 0).bytes;
       })
@@ -160,22 +171,23 @@ void bind_decoder(nb::module_& m) {
       .def("__init__", [](Layer* self, const Matrix& qkv, const Matrix& output, const Matrix& gate, const Matrix& up,
                           const Matrix& down, Address attention_norm, Address attention_post_norm,
                           Address query_norm, Address key_norm, Address mlp_norm, Address mlp_post_norm,
-                          int rope, int group, int storage) {
+                          int rope, int sink_rope, int group, int storage) {
         new (self) Layer{qkv, output, gate, up, down, at<float>(attention_norm), at<float>(attention_post_norm),
                          at<float>(query_norm), at<float>(key_norm), at<float>(mlp_norm),
-                         at<float>(mlp_post_norm), rope, group, storage};
+                         at<float>(mlp_post_norm), rope, sink_rope, group, storage};
       }, "qkv"_a, "output"_a, "gate"_a, "up"_a, "down"_a, "attention_norm"_a, "attention_post_norm"_a,
-         "query_norm"_a, "key_norm"_a, "mlp_norm"_a, "mlp_post_norm"_a, "rope"_a, "group"_a, "storage"_a);
+         "query_norm"_a, "key_norm"_a, "mlp_norm"_a, "mlp_post_norm"_a, "rope"_a, "sink_rope"_a, "group"_a,
+         "storage"_a);
   nb::class_<Decoder>(m, "Decoder")
       .def("__init__", [](Decoder* self, const Numbers& numbers, const Matrix& embedding, const Matrix& head,
                           Address norm, float norm_eps, float embedding_scale, float attention_scale,
                           float attention_softcap, float final_softcap, const std::string& activation,
                           int max_tokens, int max_rows, Address buffers,
-                          const std::vector<std::pair<Address, float>>& ropes, const std::vector<Layer*>& layers) {
+                          const std::vector<std::tuple<Address, float, int64_t>>& ropes, const std::vector<Layer*>& layers) {
         Decoder made{numbers, embedding, head, at<float>(norm), norm_eps, embedding_scale, attention_scale,
                      attention_softcap, final_softcap, named<Activation>(ACTIVATIONS, activation), max_tokens,
                      max_rows, Buffers(numbers, max_tokens, max_rows, buffers), {}, {}};
-        for (auto [turns, factor] : ropes) made.ropes.push_back({at<float>(turns), factor});
+        for (auto [turns, factor, last_place] : ropes) made.ropes.push_back({at<float>(turns), factor, last_place});
         for (const Layer* layer : layers) made.layers.push_back(*layer);
         new (self) Decoder(std::move(made));
       }, "numbers"_a, "embedding"_a, "head"_a, "norm"_a, "norm_eps"_a, "embedding_scale"_a, "attention_scale"_a,
@@ -204,6 +216,7 @@ NB_MODULE(_native, m) {
   m.def("codecs", [] { return std::vector<std::string>(std::begin(CODECS), std::end(CODECS)); });
   m.attr("MAX_DIM") = MAX_DIM;
   m.attr("TILE_TOKENS") = TILE_TOKENS;
+  m.attr("SPLIT_TOKENS") = SPLIT_TOKENS;
   m.def("workspace_bytes", &workspace_bytes, "kv_heads"_a, "query_heads"_a, "dim"_a, "value_dim"_a,
         "threads"_a, "max_sequences"_a, "max_context_tokens"_a);
   nb::class_<Plane>(m, "Plane").def(
@@ -227,7 +240,10 @@ NB_MODULE(_native, m) {
   nb::class_<GroupStep>(m, "GroupStep")
       .def(nb::init<const Cache&, Ints, Ints, Offsets, Ints, int>(), nb::keep_alive<1, 2>())
       .def("write", &GroupStep::write, nb::call_guard<nb::gil_scoped_release>())
-      .def("attend", &GroupStep::attend, nb::call_guard<nb::gil_scoped_release>());
+      .def("attend", [](GroupStep& self, const Plane& keys, const Plane& values, int query_heads, const RowsAt& query,
+                        const RowsAt& sink_query, Address sink_logits, Address result, float scale, float softcap) {
+        self.attend(keys, values, query_heads, rows_at(query), rows_at(sink_query), sink_logits, result, scale, softcap);
+      }, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Transcoder>(m, "Transcoder")
       .def(nb::init<const std::string&, const std::vector<std::pair<Plane, Plane>>&, int>(), "isa"_a, "planes"_a,
            "block_tokens"_a)

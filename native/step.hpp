@@ -120,15 +120,15 @@ struct GroupStep {
     });
   }
 
-  void attend(const Plane& keys, const Plane& values, int query_heads, Address query, bool bf16,
-              int64_t token_stride, int64_t head_stride, Address result, float scale, float softcap) {
+  void attend(const Plane& keys, const Plane& values, int query_heads, const Rows& query, const Rows& sink_query,
+              Address sink_logits, Address result, float scale, float softcap) {
     Shape shape = Shape::of(keys.heads, query_heads, keys.dim, values.dim);
     cut(shape);
     finished.assign(tasks.joins.size(), 0);
     Attend call{cache.arena, &keys, &values, &sequences, tasks.entries.data(), tasks.joins.data(),
                 finished.data(), shape,
-                {reinterpret_cast<const void*>(query), bf16, token_stride, head_stride},
-                reinterpret_cast<void*>(result), scale, softcap, cache.parts(shape)};
+                query, sink_query, reinterpret_cast<const float*>(sink_logits), reinterpret_cast<void*>(result),
+                scale, softcap, cache.parts(shape)};
     auto attend = [&](int task, int thread) { cache.isa->attend(call, task, cache.scratch(shape, thread)); };
     int n_tasks = int(tasks.entries.size());
     if (tasks.elements >= PARALLEL_ELEMENTS) return cache.team.run(n_tasks, attend);

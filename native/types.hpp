@@ -113,6 +113,8 @@ struct Attend {
   int* finished;  // [joins], atomic
   Shape shape;
   Rows query;
+  Rows sink_query;           // what meets the sinks in its place; without data: the query itself
+  const float* sink_logits;  // or null: [query heads], each one more term of its head's sum of weights
   void* result;  // [tokens, query heads, value dim] of the query's type
   float scale, softcap;
   float* parts;

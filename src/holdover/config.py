@@ -16,6 +16,7 @@ from holdover.units import parse_bytes
 
 DTYPES = ("auto", "fp32", "bf16")
 WEIGHTS = ("fp32", "bf16", "int8")
+DEFAULT_SINK_TOKENS = 4  # more are of little more use (StreamingLLM)
 MAX_THREADS = 1024  # torch crashes where the system refuses one
 
 
@@ -57,7 +58,13 @@ class Config:
     step_tokens: int = 512
     """Most tokens computed in one step, over all sequences."""
     max_context: int | None = None
-    """Longest prompt + answer in tokens; the model's own limit when not given."""
+    """Longest prompt + answer in tokens; when not given the model's own limit, or 131072 beside
+    --window."""
+    window: int | None = None
+    """Last tokens that every full attention layer keeps, in place of all: the others are forgotten,
+    and a conversation may go on beyond the model's context, in the same memory."""
+    sinks: int | None = None
+    """First tokens that are kept beside --window; 4 when not given."""
     threads: int | None = None
     """Compute threads; all cores this process may use when not given."""
     served_name: str | None = None
@@ -78,9 +85,10 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("block_tokens", "max_sequences", "max_waiting_requests", "step_tokens"):
             at_least_one(name, getattr(self, name))
-        for name in ("max_context", "threads"):
+        for name in ("max_context", "threads", "window"):
             if getattr(self, name) is not None:
                 at_least_one(name, getattr(self, name))
+        check_sinks(self.window, self.sinks)
         if self.kv_memory is not None and self.memory is not None:
             raise ConfigError("--memory", "give either --kv-memory or --memory, not both")
         for name in ("kv_memory", "memory"):
@@ -124,6 +132,14 @@ def at_least_one(name: str, value: int) -> None:
     """Raises ConfigError with the flag of the field `name`."""
     if value < 1:
         raise ConfigError(flag(name), f"{value} is too small; the least is 1")
+
+
+def check_sinks(window: int | None, sinks: int | None) -> None:
+    """Raises ConfigError for sinks that are fewer than none, or beside no window."""
+    if sinks is not None and sinks < 0:
+        raise ConfigError("--sinks", f"{sinks} is too small; the least is 0")
+    if sinks is not None and window is None:
+        raise ConfigError("--sinks", "stay readable beside a window; give --window as well")
 
 
 def keys_of(text: str) -> tuple[str, ...]:

@@ -81,6 +81,8 @@ class Case:
     dtype: torch.dtype = torch.float32
     threads: int = 2
     centred: bool = False
+    sink_query: bool = False  # another query than the rest meets, which shares nothing with it
+    sink_logits: bool = False
 
     def __str__(self) -> str:
         parts = (self.codec, self.residency, self.heads, self.head_dim, self.block_tokens)
@@ -89,12 +91,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A sequence: rows by (layer, plane) [context, heads, dim] and [queries, query_heads, dim]."""
+    """A sequence: rows by (layer, plane) [context, heads, dim] and [queries, query_heads, dim].
+
+    The second query is used where the case has one.
+    """
 
     context: int
     queries: int
     rows: dict[tuple[int, str], Tensor]
     query: Tensor
+    sink_query: Tensor
 
     @property
     def start(self) -> int:
@@ -229,8 +235,17 @@ class World:
         """The result of each sequence's queries, after writing their rows too."""
         step = self.begin([(s.start, s.context) for s in sequences])
         self.write(step, [{k: rows[s.start :] for k, rows in s.rows.items()} for s in sequences])
-        query = torch.cat([s.query for s in sequences])
-        result = step.attend(layer, query, self.case.head_dim**-0.5, self.case.softcap)
+        query, sink_query = (
+            torch.cat([getattr(s, name) for s in sequences]) for name in ("query", "sink_query")
+        )
+        result = step.attend(
+            layer,
+            query,
+            self.case.head_dim**-0.5,
+            self.case.softcap,
+            sink_query=sink_query if self.case.sink_query else None,
+            sink_logits=sink_logits(self.case),
+        )
         assert result.dtype == self.case.dtype
         assert (self.room[self.workspace_bytes :] == CANARY).all(), "wrote past the workspace"
         return list(result.float().split([s.queries for s in sequences]))
@@ -252,8 +267,10 @@ class World:
                 keys = rows[layer, "k"].float()
                 centre.restore(keys, torch.arange(context))
                 rows[layer, "k"] = keys.to(self.case.dtype)
-            query = torch.randn(shape, generator=generator).to(self.case.dtype)
-            made.append(Running(context, queries, rows, query))
+            query, sink_query = (
+                torch.randn(shape, generator=generator).to(self.case.dtype) for _ in range(2)
+            )
+            made.append(Running(context, queries, rows, query, sink_query))
         return made
 
     def free_bytes_are_untouched(self) -> bool:
@@ -264,6 +281,11 @@ class World:
                 offset = self.layout.block_offset(group, block)
                 used[offset : offset + self.layout.blocks[group].nbytes] = True
         return bool((self.arena[~used] == 0xFF).all())
+
+
+def sink_logits(case: Case) -> Tensor | None:
+    """From next to nothing to more than all scores together."""
+    return torch.linspace(-9, 12, case.heads[0]) if case.sink_logits else None
 
 
 def visible(residency: Residency, query: int, key: int) -> bool:
@@ -291,10 +313,20 @@ def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
     positions = range(running.start, running.context)
     pairs = [[not visible(residency, p, j) for j in range(running.context)] for p in positions]
     hidden = torch.tensor(pairs, dtype=torch.bool).view(running.queries, running.context)
-    scores = torch.einsum("qhd,khd->hqk", running.query.double(), keys) * case.head_dim**-0.5
+    scores = torch.einsum("qhd,khd->hqk", running.query.double(), keys)
+    if case.sink_query:
+        sinks = keys[: residency.sink_tokens]
+        found = torch.einsum("qhd,khd->hqk", running.sink_query.double(), sinks)
+        scores[..., : len(sinks)] = found
+    scores *= case.head_dim**-0.5
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    logits = sink_logits(case)
+    if logits is not None:
+        column = logits.double()[:, None, None].expand(-1, running.queries, 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., : running.context]
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
@@ -370,6 +402,42 @@ def test_centred_keys(backend: str, case: Case) -> None:
     check(backend, case, MIXES[case.mix])
 
 
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp8", "int8", "int4", "int4 centred"])
+@pytest.mark.parametrize("residency", [Window(6, 3), Window(9, 20), Window(20, 1)], ids=str)
+def test_sinks_meet_a_query_of_their_own(backend: str, codec: str, residency: Window) -> None:
+    name, _, centred = codec.partition(" ")
+    case = Case(name, residency, block_tokens=3, centred=bool(centred), sink_query=True)
+    check(backend, case, MIXES["mixed"])
+    check(backend, replace(case, block_tokens=16), MIXES["prefill"], layers=[0])
+    check(backend, replace(case, heads=(2, 2), softcap=3.0), MIXES["block edges"], layers=[0])
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int4"])
+@pytest.mark.parametrize("residency", [Window(1500, 3), Window(300, 200)], ids=str)
+def test_sinks_of_long_contexts(backend: str, codec: str, residency: Window) -> None:
+    case = Case(codec, residency, head_dim=32, centred=codec == "int4", sink_query=True)
+    lengths = ((2300, 1), (1700, 3), (1024, 1), (480, 130), (40, 1))
+    check(backend, replace(case, sink_logits=True), lengths, layers=[0])
+
+
+def test_sinks_of_bf16_queries(backend: str) -> None:
+    case = Case("bf16", Window(9, 5), dtype=torch.bfloat16, sink_query=True, sink_logits=True)
+    check(backend, case, MIXES["mixed"], layers=[0])
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("residency", [Full(), Window(20), Window(6, 3)], ids=str)
+def test_learned_sinks(backend: str, codec: str, residency: Residency) -> None:
+    case = Case(codec, residency, softcap=3.0, sink_logits=True)
+    for mix in ("decode", "mixed"):
+        check(backend, case, MIXES[mix], layers=[0, 1])
+
+
+def test_learned_sinks_of_long_contexts(backend: str) -> None:
+    case = Case("bf16", head_dim=16, sink_logits=True)
+    check(backend, case, ((2300, 1), (1100, 3), (600, 40)), layers=[0])
+
+
 def test_centred_keys_of_long_contexts(backend: str) -> None:
     case = Case(codec="int4", residency=Window(1500, 3), head_dim=16, centred=True)
     check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (1025, 40), (40, 1)), layers=[0, 1])
@@ -430,12 +498,15 @@ def test_chunked_equals_whole(backend: str, residency: Residency) -> None:
     world = World(backend, case, [(70, 70)], seed=1)
     for start, stop in ((0, 1), (1, 33), (33, 34), (34, 70)):
         piece = {key: rows[:stop] for key, rows in whole.rows.items()}
-        running = Running(stop, stop - start, piece, whole.query[start:stop])
+        queries = whole.query[start:stop], whole.sink_query[start:stop]
+        running = Running(stop, stop - start, piece, *queries)
         torch.testing.assert_close(world.step([running])[0], want[start:stop], atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int4 centred"])
-@pytest.mark.parametrize("residency", [Full(), Window(700, 3), Chunk(1100)], ids=str)
+@pytest.mark.parametrize(
+    "residency", [Full(), Window(700, 3), Window(500, 140), Chunk(1100)], ids=str
+)
 def test_native_results_are_the_same_bit_for_bit(
     backend: str, codec: str, residency: Residency
 ) -> None:
@@ -443,7 +514,10 @@ def test_native_results_are_the_same_bit_for_bit(
     if backend != "native":
         pytest.skip("the reference sums by shape, within a tolerance")
     name, _, centred = codec.partition(" ")
-    case = Case(codec=name, residency=residency, head_dim=64, centred=bool(centred))
+    second = residency == Window(500, 140)
+    case = Case(
+        codec=name, residency=residency, head_dim=64, centred=bool(centred), sink_query=second
+    )
     context = 2300
     world = World(backend, case, [(context, context)])
     [whole] = world.sequences([(context, context)])
@@ -451,9 +525,10 @@ def test_native_results_are_the_same_bit_for_bit(
     world = World(backend, case, [(context, context)], seed=1)
     for start, stop in ((0, 1000), (1000, 1001), (1001, 2200), (2200, 2299), (2299, 2300)):
         piece = {key: rows[:stop] for key, rows in whole.rows.items()}
-        running = Running(stop, stop - start, piece, whole.query[start:stop])
+        queries = whole.query[start:stop], whole.sink_query[start:stop]
+        running = Running(stop, stop - start, piece, *queries)
         assert torch.equal(world.step([running])[0], want[start:stop]), (start, stop)
-    last = Running(context, 1, whole.rows, whole.query[-1:])
+    last = Running(context, 1, whole.rows, whole.query[-1:], whole.sink_query[-1:])
     for threads, lengths in ((1, []), (2, [(900, 1), (1500, 40), (5, 5)] * 3)):
         world = World(backend, replace(case, threads=threads), [(context, 1), *lengths], seed=2)
         others = world.sequences(lengths)

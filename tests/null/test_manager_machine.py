@@ -27,6 +27,7 @@ MODELS = {
     "window": [Window(6)],
     "hybrid": [Window(6), Window(6), Window(6), Full()],
     "sinks": [Window(5, 3), Full(), Full()],
+    "endless": [Window(4), Window(9, 2), Window(9, 2)],
     "chunk": [Chunk(8), Chunk(8), Chunk(8), Full()],
     "three": [Full(), Window(9), Window(9), Window(4), Window(4), Window(4)],
 }

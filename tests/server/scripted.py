@@ -129,6 +129,7 @@ class ScriptedEngine:
         self.capacity_tokens = capacity_tokens
         self.context_tokens = context_tokens
         self.cached_tokens = 0  # said of every prompt
+        self.forgotten_tokens: int | None = None  # said of every answer
         self.tenants: list[str] = []
         self.params: list[SamplingParams] = []
         self.prompts: list[tuple[int, ...]] = []
@@ -275,7 +276,9 @@ class ScriptedEngine:
         if reason is not None:
             self._running.remove(running)
             reuse = None if self.reuse is None else self.reuse(running.prompt)
-            usage = Usage(len(running.prompt), running.sent, running.cached, reuse)
+            usage = Usage(
+                len(running.prompt), running.sent, running.cached, reuse, self.forgotten_tokens
+            )
         started_s = time.perf_counter()
         running.sink(
             Event(

@@ -300,6 +300,35 @@ def test_usage_of_several_prompts() -> None:
     assert usage.prompt_tokens_details.cached_tokens == 4
 
 
+@pytest.mark.parametrize("forgotten", [None, 0, 17])
+def test_a_client_is_told_how_much_was_forgotten(start: Any, forgotten: int | None) -> None:
+    """Where a window can forget; where none can, nothing is said of it."""
+    server = start()
+    server.engine.forgotten_tokens = forgotten
+    client, told = server.client(), []
+    messages = [{"role": "user", "content": "x"}]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for ask, what in (
+        (client.chat.completions.create, {"messages": messages}),
+        (client.completions.create, {"prompt": ["x", "y"]}),
+    ):
+        told.append(ask(model=server.model, **what).usage)
+        *_, last = ask(model=server.model, **what, **options)
+        told.append(last.usage)
+    told.append(client.responses.create(model=server.model, input="x").usage)
+    *_, last = client.responses.create(model=server.model, input="x", stream=True)
+    told.append(last.response.usage)
+    for usage in told:
+        found = usage.model_dump()
+        assert found.get("forgotten_tokens") == forgotten
+        assert ("forgotten_tokens" in found) == (forgotten is not None)
+
+
+def test_usage_of_several_prompts_is_of_the_longest_memory() -> None:
+    answers = [Usage(10, 1, 0, None, n) for n in (3, 9)]
+    assert total_usage([*answers, None], n=1).forgotten_tokens == 9
+
+
 def test_landing_page_needs_nothing_from_elsewhere(plain: Any) -> None:
     page = plain.get("/")
     assert page.headers["content-type"].startswith("text/html")

@@ -158,6 +158,8 @@ class _Turn:
             f"reused {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens",
             f"first token {1000 * (first_s - self._start_s):.0f} ms",
         ]
+        if usage.forgotten_tokens:
+            parts.insert(1, f"{usage.forgotten_tokens} of them forgotten")
         if usage.completion_tokens > 1 and self._end_s > first_s:
             rate = (usage.completion_tokens - 1) / (self._end_s - first_s)
             parts.append(f"{rate:.1f} tokens/s")

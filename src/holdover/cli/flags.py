@@ -23,7 +23,9 @@ ENGINE_FIELDS = (
     "weights",
     "eviction",
     "share_prefixes",
-)  # `plan` has its own --weights, which takes more
+    "window",
+    "sinks",
+)  # `plan` has its own --weights, which takes more, and its own --window and --sinks
 SERVER_FIELDS = (
     "served_name", "host", "port", "api_keys", "max_waiting_requests", "grace_s", "log_requests",
 )  # fmt: skip

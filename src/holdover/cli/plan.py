@@ -29,10 +29,10 @@ def register(app: typer.Typer) -> None:
         (llama-3-8b), or a Hugging Face repository, of which only the config and the file sizes
         are read.
 
-        A model that can be served, with its weights at hand, gets the plan of a server. Every
-        other model, and any question that --context, --users, --gpu, --gpus, --headroom,
-        --weights, --window, --sinks, --shared-prefix, --offload, --goal, --lengths, --engine,
-        --assume, --mtp, --csv or --html asks, gets the sizing plan: bytes per token and
+        A model that can be served, with its weights at hand, gets the plan of a server, with
+        --window and --sinks too. Every other model, and any question that --context, --users,
+        --gpu, --gpus, --headroom, --weights, --shared-prefix, --offload, --goal, --lengths,
+        --engine, --assume, --mtp, --csv or --html asks, gets the sizing plan: bytes per token and
         conversation, and what fits on a device.
         """
         run_plan(settings, asked, json, fields)

@@ -59,7 +59,10 @@ def run_plan(
             raise ConfigError("--csv", "give either --csv or --json, not both")
         if not question.asks_for_sizing and _has_weights(config.model):
             try:
-                _serving_plan(replace(config, weights=question.weights), as_json, with_fields)
+                served = replace(
+                    config, weights=question.weights, window=question.window, sinks=question.sinks
+                )
+                _serving_plan(served, as_json, with_fields)
                 return
             except UnsupportedModelError:
                 if _serving_flags(config, with_fields):

@@ -10,7 +10,7 @@ from holdover.cli.options import config_command
 from holdover.cli.screen import print_json, progress_bar
 from holdover.config import Config
 
-FIELDS = ("model", "dtype", "backend", "block_tokens", "threads")
+FIELDS = ("model", "dtype", "backend", "block_tokens", "threads", "window", "sinks")
 DEFAULT_CHOICES = ["bf16,int8,int4"]
 
 
@@ -46,6 +46,7 @@ def register(app: typer.Typer) -> None:
         with a cache that stores what the model computes: KL divergence of the next token, whether
         the most likely token is the same, perplexity; and facts are recalled from a long context.
         All of it in fp32 unless --dtype says otherwise, so that the cache is all that differs.
+        With --window every cache but the one that is compared with has that window.
         """
         from holdover.cli.loading import open_model, starting
         from holdover.quality.measure import Procedure, measure, split_choices

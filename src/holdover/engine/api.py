@@ -82,12 +82,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one answer; `cached_tokens` of the prompt were reused, not computed."""
+    """Token counts of one answer; `cached_tokens` of the prompt were reused, not computed.
+
+    `forgotten_tokens` of prompt and answer are read by no layer any more; None where some layer
+    reads all.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reuse: Reuse | None = None  # why it was so many; None: never admitted
+    forgotten_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

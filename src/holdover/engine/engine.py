@@ -74,6 +74,7 @@ class Engine:
         self.limits = limits
         self._vocab_size = min(tokenizer.vocab_size, model.geometry.vocab_size)
         self._manager = manager
+        self._residencies = tuple(group.residency for group in manager.layout.spec.groups)
         self._scheduler = Scheduler(manager, limits)
         self._runner = Runner(model, kernels, manager)
         self._arena_bytes = (planned_bytes, allocated_bytes)
@@ -113,7 +114,7 @@ class Engine:
         for index in range(n):
             sequence = Sequence.of(
                 next(self._arrivals), prompt, params, max_tokens, tenant=tenant, name=request_id,
-                sibling=index,
+                sibling=index, residencies=self._residencies,
             )  # fmt: skip
             request.answers[index] = Answer(request, index, sequence, self.tokenizer)
         with self._changed:

@@ -13,10 +13,11 @@ from pathlib import Path
 from holdover.cache.tiers._open import parse_tiers, stored_layouts, tiers_bytes
 from holdover.cache.tiers.base import TierSpec
 from holdover.codecs.base import centred_layers, kv_choice
-from holdover.config import Config
+from holdover.config import DEFAULT_SINK_TOKENS, Config
 from holdover.engine.sampler import sampler_bytes
 from holdover.errors import ConfigError
 from holdover.geometry.base import Geometry, planned_weights_bytes, read_geometry
+from holdover.geometry.imposed import ImposedWindow, with_window
 from holdover.kernels._selection import asked_backend, select_backend
 from holdover.kernels.base import KernelModule
 from holdover.kernels.native.availability import extension
@@ -88,7 +89,8 @@ def plan_serving(
     check_plugin("holdover.cache.eviction", config.eviction, "--eviction")
     machine = machine or read_machine()
     checkpoint = open_model(config.model)
-    geometry = read_geometry(checkpoint.config)
+    imposed = imposed_window(config)
+    geometry = served_geometry(checkpoint, imposed)
     codec_for.demand_layers(len(geometry.layers))
     spec = CacheSpec.of(geometry.layers, config.block_tokens)
     layout = CacheLayout.of(spec, codec_for)
@@ -130,7 +132,10 @@ def plan_serving(
             context_tokens=geometry.max_context_tokens,
             weights=dtype.value if blueprint is None else blueprint.element,
             decoder="torch" if blueprint is None else "native",
-            quality=measured_quality(checkpoint.metadata, codec_for.name),
+            quality=None
+            if imposed  # it was measured over all tokens
+            else measured_quality(checkpoint.metadata, codec_for.name),
+            window=imposed,
         ),
         layout,
         parts_for,
@@ -158,6 +163,20 @@ def plan_serving(
         plan,
         warnings,
     )
+
+
+def imposed_window(config: Config) -> ImposedWindow | None:
+    """What --window and --sinks ask for."""
+    if config.window is None:
+        return None
+    sink_tokens = DEFAULT_SINK_TOKENS if config.sinks is None else config.sinks
+    return ImposedWindow(config.window, sink_tokens)
+
+
+def served_geometry(checkpoint: Checkpoint, imposed: ImposedWindow | None) -> Geometry:
+    """The checkpoint's, with a window in place of full attention where one is imposed."""
+    geometry = read_geometry(checkpoint.config)
+    return geometry if imposed is None else with_window(geometry, imposed)
 
 
 def centre_layout(

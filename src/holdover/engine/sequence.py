@@ -17,6 +17,7 @@ from holdover.cache.sequence import SequenceCache
 from holdover.engine.api import SamplingParams, Usage
 from holdover.engine.counts import TokenCounts
 from holdover.engine.sampler import SampleRow, has_penalty
+from holdover.spec.residency import Full, Residency, forgotten_tokens
 
 
 class State(Enum):
@@ -46,6 +47,7 @@ class Sequence:
     name: str = ""  # the request's
     cached_tokens: int | None = None  # of the prompt, reused when first admitted
     reuse: Reuse | None = None  # the same, explained
+    residencies: tuple[Residency, ...] = ()  # of the cache's groups
 
     @classmethod
     def of(
@@ -58,6 +60,7 @@ class Sequence:
         tenant: str = "",
         name: str = "",
         sibling: int = 0,
+        residencies: tuple[Residency, ...] = (),
     ) -> Sequence:
         """Answer number `sibling` of a request; with a seed, sibling i draws from seed + i."""
         seed = secrets.randbits(64) if params.seed is None else params.seed + sibling
@@ -69,6 +72,7 @@ class Sequence:
             params=params,
             tenant=tenant,
             name=name,
+            residencies=residencies,
             seed=seed,
             counts=TokenCounts(prompt) if has_penalty(params) else None,
         )
@@ -101,4 +105,9 @@ class Sequence:
             self.counts.add(token)
 
     def usage(self) -> Usage:
-        return Usage(self.n_prompt, self.n_generated, self.cached_tokens or 0, self.reuse)
+        forgotten = None
+        if self.residencies and not any(isinstance(r, Full) for r in self.residencies):
+            forgotten = forgotten_tokens(self.residencies, len(self.tokens))
+        return Usage(
+            self.n_prompt, self.n_generated, self.cached_tokens or 0, self.reuse, forgotten
+        )

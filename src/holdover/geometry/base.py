@@ -16,6 +16,7 @@ from holdover.errors import UnsupportedModelError
 from holdover.registry import load_all, load_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import LayerSpec
+from holdover.spec.residency import sink_place
 
 _FAMILIES = "holdover.geometry.families"
 
@@ -80,6 +81,16 @@ class Geometry:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def sink_turns(self) -> tuple[tuple[int, int] | None, ...]:
+        """Per layer, how a query that meets sinks is turned: by a rope, to its place but to no
+        later one than this. None where there are no sinks."""
+        places = (sink_place(layer.residency) for layer in self.layers)
+        return tuple(
+            None if place is None else (rope, place)
+            for rope, place in zip(self.layer_ropes, places, strict=True)
+        )
 
 
 class FamilyModule(Protocol):

@@ -28,6 +28,17 @@ class TappedStep:
         self.take("k", layer, rows["k"].float())
         self.step.write(layer, rows)
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        softcap: float = 0.0,
+        *,
+        sink_query: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         self.take("q", layer, query.float())
-        return self.step.attend(layer, query, scale, softcap)
+        return self.step.attend(
+            layer, query, scale, softcap, sink_query=sink_query, sink_logits=sink_logits
+        )

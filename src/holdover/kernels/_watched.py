@@ -36,8 +36,19 @@ class WatchedStep:
                 largest = torch.linalg.vector_norm(of_plane.flatten(1), torch.inf, dim=1)
                 self.note((~(largest <= self.most)).numpy(force=True))  # NaN too
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
-        return self.step.attend(layer, query, scale, softcap)
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        softcap: float = 0.0,
+        *,
+        sink_query: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
+        return self.step.attend(
+            layer, query, scale, softcap, sink_query=sink_query, sink_logits=sink_logits
+        )
 
     def note(self, wrong: NDArray[np.bool_]) -> None:
         """`wrong` is of [tokens]."""

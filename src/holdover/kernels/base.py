@@ -43,12 +43,26 @@ class AttentionStep(Protocol):
     def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
         """Encode and store the step's new rows: per plane [tokens, heads, dim]."""
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        softcap: float = 0.0,
+        *,
+        sink_query: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         """Causal attention of `query` [tokens, query_heads, head_dim] over the layer's rows.
 
         Scores are multiplied by `scale`, then passed through softcap * tanh(x / softcap) if that is
         not 0. Returns [tokens, query_heads, v dim] in the query's dtype. Rows written by `write` in
         this step are seen.
+
+        `sink_query`, like `query`, is what meets the residency's sinks in its place: turned to its
+        place among what is kept (StreamingLLM, arXiv 2309.17453). `sink_logits`, fp32
+        [query_heads], are learned sinks (gpt-oss): each one more term of its head's softmax, after
+        scale and softcap, whose value is zero.
         """
 
 

@@ -56,11 +56,15 @@ def self_attention(
     hidden: Tensor,
     weights: AttentionWeights,
     angles: Angles,
+    sink_angles: Angles | None,
     layer: int,
     step: AttentionStep,
     geometry: Geometry,
 ) -> Tensor:
-    """Pre-norm, attention over the cache and output projection of `hidden` [tokens, hidden]."""
+    """Pre-norm, attention over the cache and output projection of `hidden` [tokens, hidden].
+
+    `sink_angles` turn the query that meets sinks, where they have one of their own.
+    """
     g = geometry
     split = g.query_width + g.kv_width
     qkv = F.linear(rms_norm(hidden, weights.norm, g.norm_eps), weights.qkv, weights.qkv_bias)
@@ -68,12 +72,13 @@ def self_attention(
     value = qkv[:, split:].view(-1, g.kv_heads, g.head_dim)
     if weights.qk_norm is not None:
         heads = rms_norm(heads, weights.qk_norm, g.norm_eps)
+    sink_query = None if sink_angles is None else rotate(heads[:, : g.query_heads], sink_angles)
     heads = rotate(heads, angles)
     step.write(layer, {"k": heads[:, g.query_heads :], "v": value})
     del qkv, value
     query = heads[:, : g.query_heads]
-    mixed = step.attend(layer, query, g.attention_scale, g.attention_softcap)
-    del heads, query
+    mixed = step.attend(layer, query, g.attention_scale, g.attention_softcap, sink_query=sink_query)
+    del heads, query, sink_query
     return F.linear(mixed.flatten(1), weights.output, weights.output_bias)
 
 

@@ -59,9 +59,15 @@ class Blueprint:
             query_heads=g.query_heads,
             kv_heads=g.kv_heads,
             head_dim=g.head_dim,
-            ropes=len(g.ropes),
+            ropes=len(g.ropes) + len(self.sink_ropes),
+            sink_queries=bool(self.sink_ropes),
             element=self.element,
         )
+
+    @property
+    def sink_ropes(self) -> tuple[tuple[int, int], ...]:
+        """The different ones of the geometry's `sink_turns`, in C++ after the model's ropes."""
+        return tuple(dict.fromkeys(turn for turn in self.geometry.sink_turns if turn is not None))
 
     def buffer_bytes(self, limits: Limits) -> int:
         """What a step takes beside weights, cache and the kernels' workspace: one allocation."""

@@ -84,10 +84,17 @@ class Decoder:
             _rope.angles(rope, turns, positions, hidden.dtype)
             for rope, turns in zip(g.ropes, self.frequencies, strict=True)
         ]
-        for index, layer in enumerate(self.layers):
+        sink_angles = {
+            (rope, place): _rope.angles(
+                g.ropes[rope], self.frequencies[rope], positions.clamp(max=place), hidden.dtype
+            )
+            for rope, place in {turn for turn in g.sink_turns if turn is not None}
+        }
+        for index, (layer, at_sinks) in enumerate(zip(self.layers, g.sink_turns, strict=True)):
             turn = angles[g.layer_ropes[index]]
+            sink_turn = None if at_sinks is None else sink_angles[at_sinks]
             hidden += _normed(
-                self_attention(hidden, layer.attention, turn, index, step, g),
+                self_attention(hidden, layer.attention, turn, sink_turn, index, step, g),
                 layer.attention_post_norm,
                 g,
             )

@@ -29,6 +29,7 @@ from holdover.spec.limits import Limits
 from holdover.weights.base import Checkpoint, require_tensors
 
 _THREADS = 2  # parts in flight: hides the reading of one behind the packing of another
+_NO_PLACE = 2**31 - 1  # positions are turned as they are
 _PIECE_ELEMENTS = 2**20  # converted at a time on the way to panels
 
 
@@ -186,11 +187,13 @@ def _decoder(
             **{name: matrix(f"{i}.{name}") for name in matrices},
             **{name: address(f"{i}.{name}") for name in norms},
             rope=g.layer_ropes[i],
+            sink_rope=-1 if turn is None else len(g.ropes) + blueprint.sink_ropes.index(turn),
             group=groups[i],
             storage=i,
         )
-        for i in range(len(g.layers))
+        for i, turn in enumerate(g.sink_turns)
     ]
+    ropes = [(rope, _NO_PLACE) for rope in range(len(g.ropes))] + list(blueprint.sink_ropes)
     head = matrix("head")
     return native.Decoder(
         numbers=blueprint.numbers,
@@ -206,6 +209,6 @@ def _decoder(
         max_tokens=limits.step_tokens,
         max_rows=limits.max_sequences,
         buffers=buffers.data_ptr(),
-        ropes=[(address(f"rope.{i}"), rope.attention_factor) for i, rope in enumerate(g.ropes)],
+        ropes=[(address(f"rope.{i}"), g.ropes[i].attention_factor, last) for i, last in ropes],
         layers=layers,
     )

@@ -1,7 +1,8 @@
 """Rotary positions: frequencies once per model, angles once per step, rotation once per layer.
 
 Frequencies follow transformers' order of operations in fp32: at position 100,000 a difference in
-the last bit of a frequency is a visible turn.
+the last bit of a frequency is a visible turn. So is what an angle in fp32 would be rounded by:
+angles are made in float64.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def frequencies(rope: Rope) -> Tensor:
 
 def angles(rope: Rope, turns: Tensor, positions: Tensor, dtype: torch.dtype) -> Angles:
     """`turns` are the rope's `frequencies`; the attention factor is part of both tables."""
-    theta = positions.to(torch.float32)[:, None] * turns
-    cos, sin = theta.cos(), theta.sin()
+    theta = positions.to(torch.float64)[:, None] * turns
+    cos, sin = theta.cos().float(), theta.sin_().float()
+    del theta
     if rope.attention_factor != 1.0:
         cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
     cos, sin = cos.to(dtype), sin.to(dtype)

@@ -13,6 +13,7 @@ from holdover.spec.limits import Limits
 
 _INT64_BYTES = 8
 _FP32_BYTES = DType.FP32.item_bytes
+_FP64_BYTES = 8
 
 
 def activation_bytes(geometry: Geometry, limits: Limits, dtype: DType) -> int:
@@ -22,7 +23,8 @@ def activation_bytes(geometry: Geometry, limits: Limits, dtype: DType) -> int:
     groups = len({layer.residency for layer in g.layers})
     # Token ids, positions and rows; a backend's block and place of each token, per group.
     inputs = _INT64_BYTES * (2 * tokens + rows + 2 * tokens * groups)
-    tables = len(g.ropes) * 2 * tokens * g.head_dim * item
+    n_sink_tables = len({turn for turn in g.sink_turns if turn is not None})
+    tables = (len(g.ropes) + n_sink_tables) * 2 * tokens * g.head_dim * item
     residual = tokens * g.hidden_size * item
     layer = max(_angles(g, tokens, item), _attention(g, tokens, item), _mlp(g, tokens, item))
     end = max(residual + rows * g.hidden_size * item, _logits(g, rows, item))
@@ -30,8 +32,10 @@ def activation_bytes(geometry: Geometry, limits: Limits, dtype: DType) -> int:
 
 
 def _angles(g: Geometry, tokens: int, item: int) -> int:
-    """Angle, cosine and sine of half a head in fp32, then rounded, beside the finished tables."""
-    return tokens * g.head_dim // 2 * (3 * _FP32_BYTES + 3 * item)
+    """Of half a head: the angle and one of its cosine and sine in fp64, one in fp32; then both in
+    fp32 and rounded, beside the finished tables."""
+    made = max(2 * _FP64_BYTES + _FP32_BYTES, 2 * _FP32_BYTES + 3 * item)
+    return tokens * g.head_dim // 2 * made
 
 
 def _attention(g: Geometry, tokens: int, item: int) -> int:
@@ -42,11 +46,14 @@ def _attention(g: Geometry, tokens: int, item: int) -> int:
     normed = turned * item if g.qk_norm else 0
     # A backend may hold the step's queries and results once more, in fp32.
     attend = turned * item + query + 2 * tokens * g.query_width * _FP32_BYTES
+    # A second query for sinks, turned beside the first and held once more as well.
+    second = query if any(turn is not None for turn in g.sink_turns) else 0
+    attend += second + (tokens * g.query_width * _FP32_BYTES if second else 0)
     heads = tokens * (g.query_heads + g.kv_heads)
     return max(
         hidden + qkv,
         qkv + (_norm(heads, g.head_dim, item) if g.qk_norm else 0),
-        qkv + normed + 2 * turned * item,
+        qkv + normed + second + 2 * turned * item,
         attend,
         query + hidden,
         hidden + _norm(tokens, g.hidden_size, item),  # a norm after the output product

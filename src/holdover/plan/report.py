@@ -41,6 +41,7 @@ def plan_json(plan: ServingPlan, with_fields: bool = False) -> dict[str, Any]:
             "step_tokens": limits.step_tokens,
             "block_tokens": plan.layout.spec.block_tokens,
         },
+        "window": _window_json(plan),
         "bytes_per_token": sum(block.logical_bytes(1) for block in plan.layout.blocks),
         "sectors": {"count": plan.n_sectors, "sector_bytes": plan.layout.sector_bytes},
         "groups": [_group_json(plan, group, with_fields) for group in groups],
@@ -99,6 +100,20 @@ def field_rows(block: BlockLayout) -> list[dict[str, Any]]:
         }
         for placed, end in zip(block.fields, ends, strict=True)
     ]
+
+
+def _window_json(plan: ServingPlan) -> dict[str, Any] | None:
+    """The imposed one, and the most bytes that one conversation ever holds, whatever its length:
+    while it decodes, and in the widest step of a prompt."""
+    if plan.subject.window is None:
+        return None
+    layout, limits = plan.layout, plan.limits
+    decoding, widest = (
+        layout.held_bytes(layout.peak_blocks(limits.max_context_tokens, step_tokens))
+        for step_tokens in (1, limits.step_tokens)
+    )
+    bounds = {"most_held_bytes": decoding, "most_held_in_a_step_bytes": widest}
+    return asdict(plan.subject.window) | bounds
 
 
 def _group_json(plan: ServingPlan, index: int, with_fields: bool) -> dict[str, Any]:

@@ -12,12 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from holdover.errors import BudgetError, ConfigError
+from holdover.geometry.imposed import ImposedWindow
 from holdover.plan.budget import Budget
 from holdover.plan.measured import MeasuredQuality
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.units import ceil_div, format_bytes, largest
 
+# Beside an imposed window nothing of the model ends a conversation, but tables are made for its
+# length: block tables, the centres of keys. These are a default, and what int32 positions and the
+# tables' size allow with reason.
+WINDOWED_CONTEXT_TOKENS = 2**17
+MOST_CONTEXT_TOKENS = 2**24
 CONVERSATION_TOKENS = (1024, 4096, 16384, 131072)
 USEFUL_CONTEXT_TOKENS = 1024  # a short conversation; a chat template alone takes some 30 tokens
 
@@ -59,6 +65,16 @@ class Subject:
     weights: str = "fp32"  # how they are stored
     decoder: str = "torch"  # what computes all but attention: native or torch
     quality: MeasuredQuality | None = None  # of `kv`, where this model was measured
+    window: ImposedWindow | None = None  # in place of full attention
+
+    @property
+    def usual_context_tokens(self) -> int:
+        """The longest conversation where nothing else is asked for."""
+        return max(self.context_tokens, WINDOWED_CONTEXT_TOKENS if self.window else 0)
+
+    @property
+    def most_context_tokens(self) -> int:
+        return max(self.context_tokens, MOST_CONTEXT_TOKENS if self.window else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +115,22 @@ class ServingPlan:
 
     @property
     def context_set_by(self) -> str:
-        """What ends the context: "model", "--max-context" or "budget"."""
+        """What ends the context: "model", "window" (as long as usual beside an imposed one),
+        "--max-context" or "budget"."""
         context_tokens = self.limits.max_context_tokens
-        if context_tokens == self.subject.context_tokens:
-            return "model"
+        if context_tokens == self.subject.usual_context_tokens:
+            return "model" if self.subject.window is None else "window"
         return "--max-context" if context_tokens == self.asked_context_tokens else "budget"
 
     def conversations(self, context_tokens: int) -> Conversations:
         layout, limits = self.layout, self.limits
         fit: int | None = None
         reason = None
-        if context_tokens > self.subject.context_tokens:
+        longest_tokens = self.asked_context_tokens or self.subject.usual_context_tokens
+        if self.subject.window is None and context_tokens > self.subject.context_tokens:
             reason = f"the model's context is {self.subject.context_tokens} tokens"
-        elif self.asked_context_tokens is not None and context_tokens > self.asked_context_tokens:
-            reason = f"--max-context {self.asked_context_tokens}"
+        elif context_tokens > longest_tokens:
+            reason = f"--max-context {longest_tokens}"
         elif context_tokens > limits.max_context_tokens:
             fit, reason = 0, f"the budget holds up to {limits.max_context_tokens} tokens each"
         else:
@@ -139,13 +157,9 @@ def solve(
     Raises BudgetError, with the smallest budget that works, when not even one token fits or when
     the context asked for does not; ConfigError when the model has no such context.
     """
-    if asked_context_tokens is not None and asked_context_tokens > subject.context_tokens:
-        raise ConfigError(
-            "--max-context",
-            f"{asked_context_tokens} is more than the {subject.context_tokens} tokens that "
-            f"{subject.model} was made for; give {subject.context_tokens} or less",
-        )
-    ceiling_tokens = min(subject.context_tokens, asked_context_tokens or subject.context_tokens)
+    if asked_context_tokens is not None:
+        _check_asked(subject, asked_context_tokens)
+    ceiling_tokens = asked_context_tokens or subject.usual_context_tokens
     ceiling = Limits(max_sequences, step_tokens, ceiling_tokens, threads)
 
     def kv_bytes(limits: Limits) -> int:
@@ -160,13 +174,14 @@ def solve(
     if asked_context_tokens is not None and 0 < context_tokens < ceiling_tokens:
         raise _context_error(layout, ceiling, parts_for, budget, context_tokens)
     if context_tokens == 0:
-        raise _empty_error(layout, ceiling, parts_for, budget, asked_context_tokens)
+        raise _empty_error(subject, layout, ceiling, parts_for, budget, asked_context_tokens)
 
     limits = replace(ceiling, max_context_tokens=context_tokens)
     parts = parts_for(limits)
     budget_bytes = kv_bytes(limits)
     n_sectors, slack_bytes = divmod(budget_bytes, layout.sector_bytes)
-    useful = replace(ceiling, max_context_tokens=useful_context_tokens(ceiling_tokens))
+    useful_tokens = useful_context_tokens(subject, ceiling_tokens)
+    useful = replace(ceiling, max_context_tokens=useful_tokens)
     return ServingPlan(
         subject=subject,
         layout=layout,
@@ -186,9 +201,10 @@ def solve(
     )
 
 
-def useful_context_tokens(model_context_tokens: int) -> int:
-    """The context that a budget should have, of what the model can have."""
-    return min(USEFUL_CONTEXT_TOKENS, model_context_tokens)
+def useful_context_tokens(subject: Subject, most_tokens: int) -> int:
+    """The context that a budget should have, of what it can have: beside an imposed window, where
+    more costs no more, all of it."""
+    return most_tokens if subject.window else min(USEFUL_CONTEXT_TOKENS, most_tokens)
 
 
 def arena_needed_bytes(layout: CacheLayout, limits: Limits) -> int:
@@ -215,6 +231,18 @@ def tables_bytes(layout: CacheLayout, limits: Limits) -> int:
     return (limits.max_sequences * per_sequence + 1) * _INT32_BYTES
 
 
+def _check_asked(subject: Subject, asked_context_tokens: int) -> None:
+    most_tokens = subject.most_context_tokens
+    if asked_context_tokens <= most_tokens:
+        return
+    why = f"that {subject.model} was made for" if subject.window is None else "that tables reach"
+    raise ConfigError(
+        "--max-context",
+        f"{asked_context_tokens} is more than the {most_tokens} tokens {why}; give {most_tokens} "
+        "or less",
+    )
+
+
 def _context_error(
     layout: CacheLayout, asked: Limits, parts_for: PartsFor, budget: Budget, fitting_tokens: int
 ) -> BudgetError:
@@ -228,6 +256,7 @@ def _context_error(
 
 
 def _empty_error(
+    subject: Subject,
     layout: CacheLayout,
     ceiling: Limits,
     parts_for: PartsFor,
@@ -236,7 +265,8 @@ def _empty_error(
 ) -> BudgetError:
     """Not one token fits: name the budget of a useful context, and the least there is."""
     block_tokens = min(layout.spec.block_tokens, ceiling.max_context_tokens)
-    useful_tokens = asked_context_tokens or useful_context_tokens(ceiling.max_context_tokens)
+    most_tokens = ceiling.max_context_tokens
+    useful_tokens = asked_context_tokens or useful_context_tokens(subject, most_tokens)
 
     def needed(context_tokens: int) -> tuple[int, int]:
         limits = replace(ceiling, max_context_tokens=context_tokens)

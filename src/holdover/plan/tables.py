@@ -64,6 +64,7 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
         *report["derivation"],
         f"arena {format_bytes(memory['arena_bytes'])} at {report['bytes_per_token']:,} bytes a "
         f"token; context {_context(limits)}",
+        *([] if report["window"] is None else [_window(report)]),
         f"conversations that fit: {fits}; up to {limits['max_sequences']} are computed at once "
         "(--max-sequences)",
     )
@@ -81,6 +82,8 @@ def _print_heading(console: Console, report: dict[str, Any]) -> None:
         f"  up to {limits['max_sequences']} sequences, {limits['step_tokens']} tokens a step"
     )
     console.print(f"  context {_context(limits)}")
+    if report["window"] is not None:
+        console.print(f"  {_window(report)}")
     if report["quality"] is not None:
         console.print(f"  KV {report['kv']} {quality_line(report['quality'])}")
     elif report["kv"] not in _UNQUANTISED:
@@ -102,8 +105,22 @@ def _context(limits: dict[str, Any]) -> str:
             return f"{tokens}, the model's own limit"
         case "budget":
             return f"{tokens}, the most that this budget always holds; {own}"
+        case "window":
+            return f"{tokens}, as long as tables reach (--max-context); {own}"
         case flag:
             return f"{tokens}, {flag}; {own}"
+
+
+def _window(report: dict[str, Any]) -> str:
+    """What is kept, and the bound that follows."""
+    window = report["window"]
+    kept = f"the last {window['window_tokens']} tokens"
+    if window["sink_tokens"]:
+        kept = f"the first {window['sink_tokens']} and {kept}"
+    held, widest = (
+        format_bytes(window[key]) for key in ("most_held_bytes", "most_held_in_a_step_bytes")
+    )
+    return f"keeps {kept}: {held} at any length, {widest} while a prompt is computed"
 
 
 def _memory_table(console: Console, report: dict[str, Any]) -> Table:

@@ -42,8 +42,9 @@ def _beyond_the_machine(plan: ServingPlan, machine: Machine, budget_flag: str) -
 def _tiny_context(plan: ServingPlan) -> str | None:
     if plan.useful_remedy is None:
         return None
+    little = "little for a chat" if plan.subject.window is None else "less than the window allows"
     return (
         f"prompt and answer together can have {plan.limits.max_context_tokens} tokens, which is "
-        f"little for a chat; {plan.useful_remedy} holds "
-        f"{useful_context_tokens(plan.subject.context_tokens)}"
+        f"{little}; {plan.useful_remedy} holds "
+        f"{useful_context_tokens(plan.subject, plan.subject.usual_context_tokens)}"
     )

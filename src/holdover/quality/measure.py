@@ -2,22 +2,26 @@
 
 The reference stores them in the type that the model computes in, so it adds no error of its own. A
 step is computed through every cache and compared before the next, so that no logits are kept.
+A window is measured in the same way: the reference has none, and all others have it, the first of
+them in the reference's type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from holdover.codecs.base import kv_choice
 from holdover.config import Config, at_least_one, flag
-from holdover.engine.planning import Planned, plan_serving
+from holdover.engine.planning import Planned, imposed_window, plan_serving, served_geometry
 from holdover.errors import ConfigError
 from holdover.geometry.base import read_geometry
-from holdover.models.base import load_model
+from holdover.geometry.imposed import ImposedWindow
+from holdover.models.base import Model, load_model
 from holdover.quality.divergence import Divergence, Figures
 from holdover.quality.forced import ForcedCache
 from holdover.quality.recall import FACTS, Probe, make_probe, recalled
@@ -83,6 +87,7 @@ class Quality:
     scored_tokens: int
     perplexity: float
     choices: tuple[Stored, ...]
+    window: ImposedWindow | None = None  # of all but the reference
 
 
 def split_choices(given: Sequence[str]) -> tuple[str, ...]:
@@ -127,6 +132,7 @@ def measure(
         scored_tokens=first.scored_tokens,
         perplexity=first.perplexity / first.perplexity_ratio,
         choices=tuple(stored),
+        window=imposed_window(config),
     )
 
 
@@ -181,13 +187,16 @@ class _Run:
             max_sequences=FACTS if procedure.recall else 1,
             step_tokens=_step_tokens(geometry.vocab_size),
         )
-        planned = [
-            _plan(replace(config, kv=choice), checkpoint)
-            for choice in (config.dtype, *(c for c in choices if c != config.dtype))
-        ]
+        reference = replace(config, kv=config.dtype, window=None, sinks=None)
+        others = [c for c in choices if c != config.dtype]
+        if config.window is not None:
+            _demand_forgetting(config, procedure)
+            others = [config.dtype, *others]
+        planned = [_plan(reference, checkpoint)]
+        planned += [_plan(replace(config, kv=choice), checkpoint) for choice in others]
         torch.set_num_threads(planned[0].threads)
         model = load_model(checkpoint, geometry, planned[0].dtype)
-        caches = [ForcedCache.of(plan, model, tokenizer) for plan in planned]
+        caches = [ForcedCache.of(plan, _as_planned(model, plan), tokenizer) for plan in planned]
         each = procedure.chunks * procedure.context + (len(probe.context) if probe else 0)
         return cls(planned, caches, text, chunks, probe, each * len(caches))
 
@@ -246,9 +255,25 @@ def _steps(chunk: list[int], step_tokens: int) -> Iterator[_Step]:
         start = stop
 
 
+def _demand_forgetting(config: Config, procedure: Procedure) -> None:
+    assert config.window is not None
+    if config.window >= procedure.context:
+        raise ConfigError(
+            "--window",
+            f"{config.window} tokens hold all of a chunk of {procedure.context}; give --window "
+            f"{procedure.context - 1} or less, or a longer --context",
+        )
+
+
+def _as_planned(model: Model, planned: Planned) -> Model:
+    """The same weights, computed as the plan's geometry says."""
+    return cast(Model, replace(cast(Any, model), geometry=planned.geometry))
+
+
 def _plan(config: Config, checkpoint: Checkpoint) -> Planned:
     """A plan whose arena holds the one sequence there is, and the questions beside it."""
-    spec = CacheSpec.of(read_geometry(checkpoint.config).layers, config.block_tokens)
+    geometry = served_geometry(checkpoint, imposed_window(config))
+    spec = CacheSpec.of(geometry.layers, config.block_tokens)
     layout = CacheLayout.of(spec, kv_choice(config.kv))
     assert config.max_context is not None
     blocks = layout.peak_blocks(config.max_context, config.step_tokens)

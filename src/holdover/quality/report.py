@@ -30,6 +30,7 @@ def quality_json(quality: Quality) -> dict[str, Any]:
         "scored_tokens": quality.scored_tokens,
         "recall_tokens": procedure.recall or None,
         "recall_facts": FACTS if procedure.recall else None,
+        "window": None if quality.window is None else asdict(quality.window),
         "choices": [_choice_json(quality, stored) for stored in quality.choices],
     }
 
@@ -58,6 +59,12 @@ def quality_text(report: dict[str, Any]) -> str:
         f"  text: {report['text']}; {report['chunks']} x {report['context_tokens']:,} tokens, the "
         f"second half of each: {scored}",
     ]
+    if report["window"] is not None:
+        window = report["window"]
+        lines.append(
+            f"  all but the first keep {window['window_tokens']:,} tokens and the first "
+            f"{window['sink_tokens']} of each chunk (--window, --sinks)"
+        )
     columns = [
         "KV", ">bytes/token", ">tokens of bf16", ">mean KL", ">99 % KL", ">same top token",
         ">perplexity", ">ratio",

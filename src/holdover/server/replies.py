@@ -1,8 +1,8 @@
 """Answers as the OpenAI API words them, whole and in pieces.
 
 `None` is written as null, since clients read `finish_reason` and `logprobs` on every choice; only
-a `Delta` leaves out what it does not bring, and `usage` and the explanation in `holdover` are left
-out where nobody asked for them.
+a `Delta` leaves out what it does not bring, `usage` and the explanation in `holdover` are left out
+where nobody asked for them, and the count of forgotten tokens where none can be.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    forgotten_tokens: int | None = None  # of prompt and answer: no layer reads them any more
+
+    @model_serializer(mode="wrap")
+    def _known_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_unknown(handler(self), "forgotten_tokens")
 
 
 class TopLogprob(BaseModel):
@@ -143,13 +148,22 @@ class Detokenized(BaseModel):
     prompt: str
 
 
+def without_unknown(told: dict[str, Any], name: str) -> dict[str, Any]:
+    """`told`, without `name` where it is None."""
+    if told[name] is None:
+        del told[name]
+    return told
+
+
 def total_usage(answers: Iterable[EngineUsage | None], n: int) -> Usage:
     """One usage for all answers of a request, `n` after each other for each prompt.
 
     A prompt counts once. What it reused is what its least lucky answer reused: where one answer
-    computed the prompt and its siblings shared it, the prompt was computed.
+    computed the prompt and its siblings shared it, the prompt was computed. What was forgotten is
+    what the longest of them forgot.
     """
     known = list(answers)
+    forgotten = [u.forgotten_tokens for u in known if u and u.forgotten_tokens is not None]
     prompt = cached = completion = 0
     for first in range(0, len(known), n):
         group = [usage for usage in known[first : first + n] if usage is not None]
@@ -162,4 +176,5 @@ def total_usage(answers: Iterable[EngineUsage | None], n: int) -> Usage:
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        forgotten_tokens=max(forgotten, default=None),
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
-from holdover.server.replies import Usage
+from holdover.server.replies import Usage, without_unknown
 
 
 class OutputText(BaseModel):
@@ -39,6 +39,11 @@ class ResponseUsage(BaseModel):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    forgotten_tokens: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _known_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_unknown(handler(self), "forgotten_tokens")
 
     @classmethod
     def of(cls, usage: Usage) -> ResponseUsage:
@@ -49,6 +54,7 @@ class ResponseUsage(BaseModel):
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(),
             total_tokens=usage.total_tokens,
+            forgotten_tokens=usage.forgotten_tokens,
         )
 
 
@@ -97,10 +103,7 @@ class ResponseReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _explained_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told: dict[str, Any] = handler(self)
-        if told["holdover"] is None:
-            del told["holdover"]
-        return told
+        return without_unknown(handler(self), "holdover")
 
 
 class ConversationReply(BaseModel):

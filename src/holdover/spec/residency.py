@@ -128,6 +128,23 @@ def live_tokens(residency: Residency, n_tokens: int) -> int:
     return min(residency.sink_tokens, first) + n_tokens - first
 
 
+def forgotten_tokens(residencies: Iterable[Residency], n_tokens: int) -> int:
+    """Of `n_tokens` stored ones, those that no layer will ever read again."""
+    return n_tokens - max(live_tokens(residency, n_tokens) for residency in residencies)
+
+
+def sink_place(residency: Residency) -> int | None:
+    """A query's place among the tokens that it reads, once its window has left the sinks.
+
+    Before that its place is its position. From there sinks are seen (StreamingLLM, arXiv
+    2309.17453), so that nothing is ever farther away than the window and the sinks are long; to
+    the window's own tokens places and positions have the same distance. None without sinks.
+    """
+    if isinstance(residency, Window) and residency.sink_tokens:
+        return residency.sink_tokens + residency.window_tokens - 1
+    return None
+
+
 def read_tokens(residency: Residency, n_tokens: int) -> int:
     """Most stored tokens that the step of any of the first `n_tokens` positions reads.
 

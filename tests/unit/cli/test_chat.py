@@ -197,6 +197,17 @@ def test_an_answer_cut_off_says_by_what() -> None:
     assert session.note.endswith("the context of 100 tokens is full; /clear starts over")
 
 
+def test_it_says_how_much_was_forgotten() -> None:
+    def said(forgotten: int | None) -> str:
+        usage = Usage(50, 10, 0, forgotten_tokens=forgotten)
+        session = session_of([Event(0, "word", (7,), finish_reason="stop", usage=usage)])
+        list(session.answer("x"))
+        return session.note
+
+    assert "for 59 tokens, 31 of them forgotten, reused" in said(31)
+    assert "forgotten" not in said(0) + said(None)
+
+
 def test_an_engine_failure_is_an_error_with_its_reason() -> None:
     session = session_of([Event(0, "", (), finish_reason="error", error="out of luck")])
     with pytest.raises(HoldoverError, match="out of luck"):

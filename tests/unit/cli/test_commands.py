@@ -87,6 +87,51 @@ def test_plan_that_cannot_work_says_what_would() -> None:
     assert run("plan", "no-such-model").exit_code == 2
 
 
+def test_plan_with_a_window_shows_its_bound() -> None:
+    arguments = ("plan", "smollm2", "--kv-memory", "256MiB", "--window", "1024", "--sinks", "4")
+    output = run(*arguments).output
+    # 23,040 bytes a token: 16 tokens with the sinks, and 65 blocks that a window of 1,024 lies in.
+    assert "keeps the first 4 and the last 1024 tokens: 23.2 MiB at any length, 34.5 MiB" in output
+    assert "context 131072 tokens, as long as tables reach (--max-context); the model's" in output
+    report = json.loads(run(*arguments, "--json").output)
+    assert report["window"] == {
+        "window_tokens": 1024, "sink_tokens": 4, "most_held_bytes": 66 * 368_640,
+        "most_held_in_a_step_bytes": 98 * 368_640,
+    }  # fmt: skip
+    assert {row["held_bytes"] for row in report["conversations"][2:]} == {66 * 368_640}
+    assert report["conversations"][3]["fit"] == 728 // 66
+    assert sum(report["memory"].values()) == report["memory_bytes"]
+    by_default = run(*arguments[:-2], "--json").output
+    assert json.loads(by_default)["window"]["sink_tokens"] == 4
+    longer = json.loads(run(*arguments, "--max-context", "1000000", "--json").output)
+    assert longer["limits"]["max_context_tokens"] == 1_000_000
+    assert longer["memory"]["tables_bytes"] > 7 * report["memory"]["tables_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--sinks", "4"), "--sinks: stay readable beside a window; give --window as well"),
+        (("--window", "0"), "--window: 0 is too small; the least is 1"),
+        (("--window", "64", "--sinks", "-1"), "--sinks: -1 is too small; the least is 0"),
+        (("--window", "9000"), "--window 8188 or less"),
+        (("--window", "8192", "--sinks", "4"), "--window 8188 or less"),
+        (("--window", "64", "--sinks", "9000"), "--sinks 8128 or less"),
+        (("--window", "64", "--max-context", "99999999"), "--max-context: 99999999 is more than "
+         "the 16777216 tokens that tables reach; give 16777216 or less"),
+    ],
+)  # fmt: skip
+def test_windows_that_cannot_be(flags: tuple[str, ...], said: str) -> None:
+    result = run("plan", "smollm2", "--kv-memory", "64MiB", *flags)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+
+
+def test_a_budget_that_does_not_hold_the_window_says_what_would() -> None:
+    result = run("plan", "smollm2", "--kv-memory", "16MiB", "--window", "1024")
+    assert "less than the window allows; --kv-memory 35MiB holds 131072" in result.stderr
+
+
 def test_warnings_leave_the_json_clean() -> None:
     result = run("plan", "smollm2", "--kv-memory", "100TiB", "--json")
     assert json.loads(result.stdout)["schema"] == "holdover.plan/1"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -144,8 +145,10 @@ class DamagedStep:
             of_plane[self.rows] = torch.nan
         self.step.write(layer, damaged)
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
-        return self.step.attend(layer, query, scale, softcap)
+    def attend(
+        self, layer: int, query: Tensor, scale: float, softcap: float = 0.0, **more: Any
+    ) -> Tensor:
+        return self.step.attend(layer, query, scale, softcap, **more)
 
 
 @dataclass

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
+
+from holdover.geometry.imposed import ImposedWindow, with_window
 
 from .conftest import GREEDY, Loaded, Serve, Served, byte_tokenizer_json
 
@@ -53,8 +56,18 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return Loaded.of(folder)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("model", ["tiny", "windowed"])
+@pytest.fixture
+def endless(tiny: Loaded) -> Loaded:
+    """The tiny Llama with sinks and an imposed window."""
+    geometry = with_window(tiny.model.geometry, ImposedWindow(40, 3))
+    model = replace(tiny.model, geometry=geometry)  # type: ignore[type-var]
+    return Loaded(tiny.checkpoint, model, tiny.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("model", "codec"),
+    [*product(("tiny", "windowed"), ("fp32", "bf16", "int8", "int4")), ("endless", "int4")],
+)
 @pytest.mark.parametrize("tier", ["ram", "disk"])
 def test_what_the_arena_lost_comes_back(
     request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, tier: str, model: str, codec: str
@@ -70,7 +83,7 @@ def test_what_the_arena_lost_comes_back(
     assert stats.cached_tokens == roomy.engine.stats().cached_tokens
 
 
-@pytest.mark.parametrize("model", ["tiny", "windowed"])
+@pytest.mark.parametrize("model", ["tiny", "windowed", "endless"])
 def test_a_restarted_engine_goes_on_where_the_last_one_stopped(
     request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, model: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ class Nothing:
     def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
         pass
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, scale: float, softcap: float = 0.0, **more: Any
+    ) -> Tensor:
         return query
 
 

@@ -58,7 +58,10 @@ class ContiguousStep:
                 stored = [self.rows[key]] if key in self.rows else []
                 self.rows[key] = torch.cat([*stored, part.to(self.dtype)])
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, scale: float, softcap: float = 0.0, **more: Any
+    ) -> Tensor:
+        assert more == {"sink_query": None}
         self.calls.append((scale, softcap))
         return torch.cat(
             [

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holdover.geometry.base import expected_tensors, read_geometry
+from holdover.geometry.imposed import ImposedWindow, with_window
 from holdover.kernels.native.availability import extension
 from holdover.models._blueprint import Blueprint
 from holdover.models._native import load_native
@@ -78,6 +79,8 @@ def check_random(draw: random.Random) -> None:
     config, element = random_config(draw), draw.choice(("fp32", "bf16", "int8"))
     checkpoint: Any = RandomCheckpoint(config, element)
     geometry = read_geometry(config)
+    if draw.random() < 0.3 and config["model_type"] != "gemma3_text":  # which has windows alone
+        geometry = with_window(geometry, ImposedWindow(draw.randint(1, 12), draw.randint(0, 9)))
     lengths = [draw.randint(1, 30) for _ in range(draw.randint(1, 4))]
     prompts = [torch.randint(0, geometry.vocab_size, (n,)) for n in lengths]
     cuts = [draw.randint(0, n) for n in lengths]

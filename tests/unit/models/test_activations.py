@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from holdover.geometry.base import Geometry, expected_tensors, read_geometry
+from holdover.geometry.imposed import ImposedWindow, with_window
 from holdover.models.base import Model, load_model
 from holdover.plan.activations import activation_bytes
 from holdover.spec.dtypes import DType
@@ -42,9 +43,13 @@ class NullStep:
     def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
         pass
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, scale: float, softcap: float = 0.0, **more: Any
+    ) -> Tensor:
         wide = torch.empty(query.shape, dtype=torch.float32).copy_(query)
+        second = None if more["sink_query"] is None else more["sink_query"].float().clone()
         result = torch.empty(query.shape, dtype=torch.float32).copy_(wide)
+        del second
         return torch.empty_like(query).copy_(result)
 
 
@@ -102,6 +107,11 @@ SHAPES: dict[str, tuple[dict[str, Any], Limits]] = {
         | {"num_attention_heads": 8, "attention_bias": True, "mlp_bias": True},
         Limits(16, 300, 4096),
     ),
+    "sinks": (
+        {"model_type": "qwen3", "hidden_size": 256, "intermediate_size": 256}
+        | {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 64},
+        Limits(16, 512, 4096),
+    ),
 }
 
 
@@ -111,6 +121,8 @@ def test_bound(shape: str, dtype: DType) -> None:
     changes, limits = SHAPES[shape]
     config = COMMON | changes
     geometry: Geometry = read_geometry(config)
+    if shape == "sinks":
+        geometry = with_window(geometry, ImposedWindow(100, 4))
     model = load_model(RandomCheckpoint(config), geometry, dtype)  # type: ignore[arg-type]
     measured = measured_peak_bytes(model, limits)
     bound = activation_bytes(geometry, limits, dtype)

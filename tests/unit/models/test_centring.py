@@ -95,9 +95,9 @@ def test_means_and_spreads_are_those_of_keys_before_they_are_turned(gemma: Check
             seen[layer, "k"] = rows["k"].clone()
             self.step.write(layer, rows)
 
-        def attend(self, layer: int, query: Tensor, *rest: Any) -> Tensor:
+        def attend(self, layer: int, query: Tensor, *rest: Any, **more: Any) -> Tensor:
             seen[layer, "q"] = query.clone()
-            result: Tensor = self.step.attend(layer, query, *rest)
+            result: Tensor = self.step.attend(layer, query, *rest, **more)
             return result
 
     cache = PagedCache(geometry, "fp32")

@@ -80,6 +80,27 @@ def test_narrower_codecs_diverge_more(tiny: Checkpoint) -> None:
     assert capacity["int4"] == pytest.approx(2 * 32 / 20, rel=0.02)  # two scales of 16 dims
 
 
+def test_a_window_is_compared_with_all_tokens(tiny: Checkpoint) -> None:
+    procedure = replace(SHORT, chunks=1)
+    config = replace(config_of(tiny), window=40, sinks=2)
+    found = measure(config, tiny, ["int8"], procedure)
+    assert [stored.kv for stored in found.choices] == ["fp32", "fp32", "int8"]
+    exact, windowed, both = (stored.figures for stored in found.choices)
+    assert exact is None
+    assert windowed is not None
+    assert both is not None
+    assert both.kl_mean > 0.01
+    assert windowed.kl_mean > 0.01
+    wide = replace(config, window=190)
+    almost = measure(wide, tiny, [], procedure).choices[1].figures
+    assert almost is not None
+    assert almost.kl_mean < windowed.kl_mean / 4
+    assert quality_json(found)["window"] == {"window_tokens": 40, "sink_tokens": 2}
+    assert "keep 40 tokens and the first 2 of each" in quality_text(quality_json(found))
+    with pytest.raises(ConfigError, match="give --window 191 or less"):
+        measure(replace(config, window=192), tiny, [], procedure)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model", ["tiny", "windowed"])
 def test_token_by_token_and_in_steps_give_the_same_figures(

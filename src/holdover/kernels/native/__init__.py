@@ -24,7 +24,11 @@ def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> in
     """Scratch of each thread, and room for the partial results of long sequences."""
     native = require(layout)
     needs: list[int] = []
-    for block in layout.blocks:
+    context_tokens = limits.max_context_tokens
+    peaks = layout.peak_blocks(context_tokens, limits.step_tokens)
+    for block, peak_blocks in zip(layout.blocks, peaks, strict=True):
+        # Of a window, what lies in it: partial results begin at multiples of their size.
+        most_tokens = peak_blocks * block.block_tokens + 2 * native.SPLIT_TOKENS
         planes = {plane.name: plane for plane in block.group.planes}
         needs.append(
             native.workspace_bytes(
@@ -34,7 +38,7 @@ def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> in
                 value_dim=planes["v"].dim,
                 threads=limits.threads,
                 max_sequences=limits.max_sequences,
-                max_context_tokens=limits.max_context_tokens,
+                max_context_tokens=min(context_tokens, most_tokens),
             )
         )
     return max(needs)

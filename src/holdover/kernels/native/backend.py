@@ -24,6 +24,7 @@ from holdover.spec.limits import Limits
 
 _FIELDS = (("data", "low"), ("scale",), ("minimum",), ("high",))  # as C++ wants them
 _NOTHING = (0, 0, 0, 0, 0)
+_NO_ROWS = (0, False, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +121,33 @@ class Step:
             plane = self.backend.planes[layer, name]
             group.write(plane, held.data_ptr(), held.dtype == torch.bfloat16, token, head)
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        softcap: float = 0.0,
+        *,
+        sink_query: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         spec, planes = self.backend.layout.spec, self.backend.planes
         storage = spec.storage_layer(layer)
         group = spec.groups[spec.group_of_layer[layer]]
         held = _readable(query)
+        sinks = None if sink_query is None else _readable(sink_query)
+        assert sinks is None or (sinks.shape, sinks.dtype) == (held.shape, held.dtype)
+        assert sink_logits is None or sink_logits.dtype == torch.float32
+        logits = None if sink_logits is None else sink_logits.contiguous()
         n_tokens, query_heads, _ = held.shape
-        token, head, _ = held.stride()
         result = held.new_empty(n_tokens, query_heads, group.planes[1].dim)
         self.groups[group.index].attend(
             planes[storage, "k"],
             planes[storage, "v"],
             query_heads,
-            held.data_ptr(),
-            held.dtype == torch.bfloat16,
-            token,
-            head,
+            _rows_at(held),
+            _NO_ROWS if sinks is None else _rows_at(sinks),
+            0 if logits is None else logits.data_ptr(),
             result.data_ptr(),
             scale,
             softcap,
@@ -148,6 +160,11 @@ def _readable(rows: Tensor) -> Tensor:
     if rows.dtype not in (torch.float32, torch.bfloat16):
         rows = rows.float()
     return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _rows_at(held: Tensor) -> tuple[int, bool, int, int]:
+    token, head, _ = held.stride()
+    return held.data_ptr(), held.dtype == torch.bfloat16, token, head
 
 
 def native_plane(

@@ -22,6 +22,8 @@ from holdover.kernels.reference.scratch import FLOAT_BYTES, Scratch
 from holdover.kernels.reference.views import PIECE_BYTES, PlaneView, block_locator
 from holdover.spec.layout import CacheLayout
 
+_COLUMNS = 256  # of scores, looked at a second time
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -79,7 +81,16 @@ class Step:
                 stored = self.backend.centres[layer].stored(plane_rows, to.positions)
             self.backend.planes[layer, plane].write(to.blocks, to.tokens, stored)
 
-    def attend(self, layer: int, query: Tensor, scale: float, softcap: float = 0.0) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        softcap: float = 0.0,
+        *,
+        sink_query: Tensor | None = None,
+        sink_logits: Tensor | None = None,
+    ) -> Tensor:
         layout = self.backend.layout
         group = layout.blocks[layout.spec.group_of_layer[layer]].group
         storage = layout.spec.storage_layer(layer)
@@ -95,7 +106,10 @@ class Step:
             values.flatten(1, 2).index_fill_(1, gather.unseen, 0.0)  # 0 * NaN would be NaN
             for part in gather.slices:
                 scaled = query[part.rows].float() * scale
-                mixed = _attend(scaled, keys, values, room, part, softcap)
+                sinks = None
+                if sink_query is not None:
+                    sinks = sink_query[part.rows].float() * scale, group.residency.sink_tokens
+                mixed = _attend(scaled, keys, values, room, part, softcap, sinks, sink_logits)
                 result[part.rows] = mixed.to(result.dtype)
         return result
 
@@ -128,32 +142,60 @@ class Step:
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, room: Tensor, part: RowSlice, softcap: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    room: Tensor,
+    part: RowSlice,
+    softcap: float,
+    sinks: tuple[Tensor, int] | None,
+    sink_logits: Tensor | None,
 ) -> Tensor:
     """`query` [sequences * rows, query_heads, dim], scaled, over [heads, sequences, columns, dim].
 
     A batched matrix product has one entry per KV head and sequence; the query heads that share a
-    KV head are more rows of it.
+    KV head are more rows of it. `sinks` are another such query and how many sinks it meets: a
+    sequence's first columns.
     """
     heads, sequences = keys.shape[:2]
     n_tokens, query_heads, dim = query.shape
     shared, n_rows, n_columns = query_heads // heads, n_tokens // sequences, part.stop - part.start
-    split = query.view(sequences, n_rows, heads, shared, dim).permute(2, 0, 1, 3, 4)
+
+    def by_head(rows: Tensor) -> Tensor:
+        split = rows.view(sequences, n_rows, heads, shared, dim).permute(2, 0, 1, 3, 4)
+        return split.reshape(heads * sequences, n_rows * shared, dim)
+
     scores = _first(room, (heads, sequences, n_rows, shared, n_columns))
     flat = scores.view(heads * sequences, n_rows * shared, n_columns)
     seen_keys, seen_values = (
         rows.flatten(0, 1)[:, part.start : part.stop] for rows in (keys, values)
     )
-    torch.bmm(split.reshape(*flat.shape[:2], dim), seen_keys.transpose(1, 2), out=flat)
+    torch.bmm(by_head(query), seen_keys.transpose(1, 2), out=flat)
+    if sinks is not None:
+        sink_query, n_sinks = sinks
+        flat[..., :n_sinks] = by_head(sink_query) @ seen_keys[:, :n_sinks].transpose(1, 2)
     if softcap:
         flat.div_(softcap).tanh_().mul_(softcap)
     for edge in part.edges:
         hidden = edge.hidden[None, :, :, None, :]
         scores[..., edge.start : edge.stop].masked_fill_(hidden, -torch.inf)
+    weight: Tensor | float = 1.0
+    if sink_logits is not None:
+        of_rows = sink_logits.view(heads, 1, 1, shared).expand(heads, sequences, n_rows, shared)
+        weight = _share_beside(flat, of_rows.reshape(*flat.shape[:2], 1))
     torch.softmax(flat, dim=-1, out=flat)
-    mixed = torch.bmm(flat, seen_values)
+    mixed = torch.bmm(flat, seen_values).mul_(weight)
     split = mixed.view(heads, sequences, n_rows, shared, -1).permute(1, 2, 0, 3, 4)
     return split.reshape(n_tokens, query_heads, -1)
+
+
+def _share_beside(scores: Tensor, logit: Tensor) -> Tensor:
+    """What is left of a softmax over the last axis of `scores` when `logit` [..., 1] joins it."""
+    most = torch.maximum(scores.amax(-1, keepdim=True), logit)
+    total = torch.zeros_like(most)
+    for column in torch.split(scores, _COLUMNS, dim=-1):  # so that little is held beside the scores
+        total += (column - most).exp_().sum(-1, keepdim=True)
+    return total / (total + (logit - most).exp_())
 
 
 def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> Destinations:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from holdover.config import DEFAULT_SINK_TOKENS as SINK_TOKENS
 from holdover.errors import ConfigError
 from holdover.plan.sizing.device import Device
 from holdover.plan.sizing.offload import BYTES_PER_S, NAMES, Offload
-from holdover.plan.sizing.question import DEFAULT_SINK_TOKENS as SINK_TOKENS
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import requantised
 from holdover.units import MOST_BYTES, format_bytes, largest, round_up

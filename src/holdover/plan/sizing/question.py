@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from holdover.config import WEIGHTS, flag
+from holdover.config import WEIGHTS, check_sinks, flag
 from holdover.errors import ConfigError
 
 BUILT_IN = ("smollm2", "gemma3-270m")  # models that packages carry
 DEFAULT_CONTEXT_TOKENS = 4096
-DEFAULT_SINK_TOKENS = 4
 MOST = 10**12  # of whatever a person can mean
 
 
@@ -63,16 +62,16 @@ class Question:
                 raise ConfigError(flag(name), f"{value} is too small; the least is {smallest}")
             if value is not None and value > MOST:
                 raise ConfigError(flag(name), f"{value} is too large; the most is {MOST:,}")
-        if self.sinks is not None and self.window is None:
-            raise ConfigError("--sinks", "stay readable beside a window; give --window as well")
+        check_sinks(self.window, self.sinks)
 
     @property
     def asks_for_sizing(self) -> bool:
         """Whether any flag was given that only the sizing plan answers.
 
-        A type of weights that is served is answered by both.
+        A type of weights that is served is answered by both, as are a window and its sinks.
         """
-        rest = self if self.weights not in WEIGHTS else replace(self, weights=None)
+        rest = replace(self, window=None, sinks=None)
+        rest = rest if self.weights not in WEIGHTS else replace(rest, weights=None)
         return any(getattr(rest, field.name) != field.default for field in fields(self))
 
     def assumed(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdover.config import flag
+from holdover.config import DEFAULT_SINK_TOKENS, flag
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Assumption, ModelMemory, Parameters
 from holdover.plan.sizing.cache import Cache
@@ -14,11 +14,7 @@ from holdover.plan.sizing.ceiling import Ceiling, decode_ceiling
 from holdover.plan.sizing.command import Command
 from holdover.plan.sizing.device import Device, Headroom, device_of
 from holdover.plan.sizing.offload import Offload
-from holdover.plan.sizing.question import (
-    DEFAULT_CONTEXT_TOKENS,
-    DEFAULT_SINK_TOKENS,
-    Question,
-)
+from holdover.plan.sizing.question import DEFAULT_CONTEXT_TOKENS, Question
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.source import Source, find_source
 from holdover.plan.sizing.weights import Weights, weights_of
