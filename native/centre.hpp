@@ -4,9 +4,11 @@
 //   stored = (key - centre) / spread        score = (query x spread) . stored + query . centre
 //
 // Every 16 tokens have one centre: the head's mean, turned as the table says, which has the 8 centres
-// of a tile in lanes. So query . centre is one short product for a whole tile.
+// of a tile in lanes. So query . centre is one short product for a whole tile; for the two of a split
+// at once, since the loads of factors are what it takes.
 
-constexpr int CENTRE_ROWS = 4;  // whose sums stay in registers
+constexpr int SPLIT_TILES = SPLIT_TOKENS / TILE_TOKENS, SPLIT_CENTRES = SPLIT_TILES * TILE_CENTRES;
+constexpr int CENTRE_ROWS = 3;  // whose sums stay in registers
 
 typedef float Centres __attribute__((vector_size(TILE_CENTRES * 4)));
 
@@ -61,27 +63,35 @@ INLINE void split_query(const Plane& p, int head, float scale, float* query, flo
   for (int d = 0; d < p.dim; ++d) query[d] *= spread[d];
 }
 
-// Adds query x centre to the scores of R rows, in the tile's span.
+// query x centre of R rows, for the tiles of a split that begin before `stop`: [row][SPLIT_CENTRES].
 template <int R>
-INLINE void add_centres(const Plane& p, int tile, Span span, const float* factors, int stride, float* scores) {
-  Centres by_cosines[R] = {}, by_sines[R] = {};
+INLINE void find_centres(const Plane& p, int split, int stop, const float* factors, int stride, float* found) {
+  Centres by_cosines[R][SPLIT_TILES], by_sines[R][SPLIT_TILES];
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < SPLIT_TILES; ++t) by_cosines[r][t] = by_sines[r][t] = Centres{};
+  const float* tables[SPLIT_TILES];  // the last one again, where the table may have ended
+  for (int t = 0, tile = split * SPLIT_TOKENS; t < SPLIT_TILES; ++t, tile += TILE_TOKENS)
+    tables[t] = t && tile >= stop ? tables[t - 1] : tile_turns(p, tile);
   int half = p.dim / 2;
-  const float *cosines = tile_turns(p, tile), *sines = cosines + half * TILE_CENTRES;
-  for (int i = 0; i < half; ++i) {
-    Centres cosine, sine;
-    __builtin_memcpy(&cosine, cosines + i * TILE_CENTRES, sizeof cosine);
-    __builtin_memcpy(&sine, sines + i * TILE_CENTRES, sizeof sine);
-    for (int r = 0; r < R; ++r) {
-      add_product(by_cosines[r], cosine, factors[r * stride + i]);
-      add_product(by_sines[r], sine, factors[r * stride + half + i]);
+  auto add = [&](Centres (&sums)[R][SPLIT_TILES], int i) {
+    Centres turns[SPLIT_TILES];
+    for (int t = 0; t < SPLIT_TILES; ++t) __builtin_memcpy(turns + t, tables[t] + i * TILE_CENTRES, sizeof turns[t]);
+    for (int r = 0; r < R; ++r)
+      for (int t = 0; t < SPLIT_TILES; ++t) add_product(sums[r][t], turns[t], factors[r * stride + i]);
+  };
+  for (int i = 0; i < half; ++i) add(by_cosines, i), add(by_sines, half + i);
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < SPLIT_TILES; ++t) {
+      Centres sum = by_cosines[r][t] + by_sines[r][t];
+      __builtin_memcpy(found + r * SPLIT_CENTRES + t * TILE_CENTRES, &sum, sizeof sum);
     }
-  }
-  for (int r = 0; r < R; ++r) {
-    Centres sum = by_cosines[r] + by_sines[r];
-    for (int c = span.start / CENTRE_TOKENS; c * CENTRE_TOKENS < span.stop; ++c) {
-      F one = set1(sum[c]);
-      float* to = scores + r * TILE_TOKENS + c * CENTRE_TOKENS;
-      for (int i = 0; i < CENTRE_TOKENS; i += LANES) store(to + i, load<F>(to + i) + one);
-    }
+}
+
+// Adds those of a tile to a row's scores, in the tile's span.
+INLINE void add_centres(const float* centres, Span span, float* scores) {
+  for (int c = span.start / CENTRE_TOKENS; c * CENTRE_TOKENS < span.stop; ++c) {
+    F one = set1(centres[c]);
+    float* to = scores + c * CENTRE_TOKENS;
+    for (int i = 0; i < CENTRE_TOKENS; i += LANES) store(to + i, load<F>(to + i) + one);
   }
 }

@@ -16,12 +16,11 @@ namespace {
 #include "centre.hpp"
 
 constexpr float LEAST = -1e30f;  // a maximum of nothing: finite, so that differences are numbers
-constexpr int FIRST_LINES = 16;
 constexpr int AHEAD_TOKENS = 8;  // tasks of more query tokens are bound by arithmetic
 
 // One KV head's part of a task's scratch memory.
 struct Scratch {
-  float *query, *factors, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *tile;
+  float *query, *factors, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *shrink, *centres, *tile;
   int32_t* excess;
 
   // `rows` of each head, of which this is number `head` of `heads`.
@@ -34,7 +33,8 @@ struct Scratch {
     acc = take(int64_t(rows) * s.padded_value_dim);
     merged = take(int64_t(rows) * s.padded_value_dim);
     excess = reinterpret_cast<int32_t*>(take(int64_t(rows) * MOST_GROUPS));
-    m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows), query_scales = take(rows);
+    m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows), query_scales = take(rows), shrink = take(rows);
+    centres = take(int64_t(rows) * SPLIT_CENTRES);
   }
 };
 
@@ -49,6 +49,9 @@ struct Task {
   const Shape& shape() const { return call.shape; }
   int position(int row) const { return seqs().position(entry.sequence, entry.token + row / shape().shared); }
   int first_visible(int row) const { return seqs().first_visible[entry.token + row / shape().shared]; }
+  Sight sight(int row, int tile) const {
+    return {first_visible(row) - tile, position(row) - tile, seqs().sink_tokens - tile};
+  }
   Scratch scratch(int head) const { return Scratch(memory, shape(), rows, head, entry.n_heads); }
 };
 
@@ -74,12 +77,12 @@ INLINE Span seen(const Task& t, int row, int rows, int tile, Span span) {
 }
 
 template <Codec C>
-void score(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ahead* ahead) {
+void score(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int tile, Span span, Ahead* ahead) {
   const Plane& p = *t.call.keys;
   KeyPanels keys;
-  Levels levels;
-  find_keys<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, s.tile, keys);
-  load_levels<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, levels);
+  Scales scales;
+  find_keys<C>(runs, p, kv_head, span, s.tile, keys);
+  find_scales<C>(runs, p, kv_head, scales);
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
   int parts = t.call.query.bf16 ? 1 : 2, n_lines = panel_lines<K>(p.dim);
   by_rows<KEY_ROWS>(t.rows, [&]<int R>(int row) {
@@ -88,74 +91,88 @@ void score(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ah
               s.excess + row * MOST_GROUPS, p.dim, parts};
     for (int i = part.start / PANEL_TOKENS; i * PANEL_TOKENS < part.stop; ++i) {
       if (ahead && row == 0) ahead->take(n_lines);
-      score_panel<K, R>(keys, i, q, levels, s.scores + row * TILE_TOKENS);
+      score_panel<K, R>(keys, i, q, scales, s.scores + row * TILE_TOKENS);
     }
   });
 }
 
-void centre(const Task& t, const Scratch& s, int tile, Span span) {
-  int stride = t.shape().padded_dim;
+void centre(const Task& t, const Scratch& s, int split) {
+  int stride = t.shape().padded_dim, stop = t.position(t.rows - 1) + 1;
   by_rows<CENTRE_ROWS>(t.rows, [&]<int R>(int row) {
-    add_centres<R>(*t.call.keys, tile, span, s.factors + row * stride, stride, s.scores + row * TILE_TOKENS);
+    find_centres<R>(*t.call.keys, split, stop, s.factors + row * stride, stride, s.centres + row * SPLIT_CENTRES);
   });
 }
 
 template <Codec C>
-void mix(const Task& t, const Scratch& s, int kv_head, int tile, Span span, Ahead* ahead) {
+void mix(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int tile, Span span, Ahead* ahead) {
   const Plane& p = *t.call.values;
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
   constexpr int chunk_dims = in_integers<K> ? Chunk<K>::dims : VALUE_VECTORS * LANES;
   ValueRows values;
-  Levels levels;
-  find_values<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, chunk_dims, s.tile, values);
-  load_levels<C>(t.seqs(), t.call.arena, t.entry.sequence, p, kv_head, tile, span, levels);
+  Scales scales;
+  find_values<C>(runs, p, kv_head, span, chunk_dims, s.tile, values);
+  find_scales<C>(runs, p, kv_head, scales);
+  Steps steps[in_integers<K> ? MOST_GROUPS : 1];
+  if constexpr (in_integers<K>) {
+    bool whole = span.start == 0 && span.stop == TILE_TOKENS;
+    auto seen = [&](int i) { return i >= span.start && i < span.stop; };
+    for (int g = 0; g < scales.n_groups; ++g) make_steps<K>(scales, g, whole, seen, steps[g]);
+  }
   int stride = t.shape().padded_value_dim;
   by_rows<VALUE_ROWS>(t.rows, [&]<int R>(int row) {
     Span part = seen(t, row, R, tile, span);
     if (part.start >= part.stop) return;
-    mix_rows<K, R>(values, part.start, part.stop, s.scores + row * TILE_TOKENS, levels, p.dim, stride,
-                   s.acc + row * stride, row ? nullptr : ahead);
+    Sight sights[R];
+    for (int r = 0; r < R; ++r) sights[r] = t.sight(row + r, tile);
+    mix_rows<K, R>(values, part.start, part.stop, s.scores + row * TILE_TOKENS, scales, steps, span, sights, p.dim,
+                   stride, s.acc + row * stride, row ? nullptr : ahead);
   });
 }
 
 // ---- softmax ------------------------------------------------------------------------------------
 
 // Hides what a row may not see of the tile's span, and whatever lies beside the span.
-void hide(const Task& t, float* scores, int row, int tile, Span span) {
+void hide(float* scores, const Sight& sight, Span span) {
   const float hidden = -__builtin_inff();
   for (int i = 0; i < span.start; ++i) scores[i] = hidden;
   for (int i = span.stop; i < TILE_TOKENS; ++i) scores[i] = hidden;
-  int first = t.first_visible(row) - tile, last = t.position(row) - tile;
-  int sinks = t.seqs().sink_tokens - tile;
-  if (first <= span.start && last >= span.stop - 1) return;
+  if (sight.all_of(span)) return;
   for (int i = span.start; i < span.stop; ++i)
-    if (i > last || (i < first && i >= sinks)) scores[i] = hidden;
+    if (!sight.has(i)) scores[i] = hidden;
 }
 
-// Scores become weights. `rounded`: to bf16, which is what they are summed and multiplied as.
-void soften(const Task& t, const Scratch& s, int row, bool rounded) {
-  float *scores = s.scores + row * TILE_TOKENS, &m = s.m[row], &l = s.l[row];
-  F most = set1(LEAST);
-  for (int i = 0; i < TILE_TOKENS; i += LANES) {
-    F score = load<F>(scores + i);
-    most = larger(score, most);
+// Scores become weights, all rows' side by side since each step waits for the one before. `rounded`:
+// to bf16, which is what they are summed and multiplied as.
+void soften(const Task& t, const Scratch& s, bool rounded) {
+  int width = t.shape().padded_value_dim;
+  for (int row = 0; row < t.rows; ++row) {
+    const float* scores = s.scores + row * TILE_TOKENS;
+    F most[2] = {set1(LEAST), set1(LEAST)};
+    for (int i = 0; i < TILE_TOKENS; i += 2 * LANES)
+      for (int v = 0; v < 2; ++v) most[v] = larger(load<F>(scores + i + v * LANES), most[v]);
+    float largest_score = largest(larger(most[0], most[1]));
+    s.shrink[row] = s.m[row];
+    s.m[row] = largest_score > s.m[row] ? largest_score : s.m[row];
   }
-  float largest_score = largest(most);
-  if (largest_score > m) {
-    F shrink = exp(set1(m - largest_score));
-    float* acc = s.acc + row * t.shape().padded_value_dim;
-    for (int d = 0; d < t.shape().padded_value_dim; d += LANES) store(acc + d, load<F>(acc + d) * shrink);
-    l *= shrink[0];
-    m = largest_score;
+  for (int row = 0; row < t.rows; ++row) s.shrink[row] -= s.m[row];
+  for (int row = 0; row < t.rows; ++row) {
+    if (s.shrink[row] == 0) continue;
+    F shrink = exp(set1(s.shrink[row]));
+    float* acc = s.acc + row * width;
+    for (int d = 0; d < width; d += LANES) store(acc + d, load<F>(acc + d) * shrink);
+    s.l[row] *= shrink[0];
   }
-  F total = {}, from = set1(m);
-  for (int i = 0; i < TILE_TOKENS; i += LANES) {
-    F weight = exp(load<F>(scores + i) - from);
-    if (rounded) weight = (F)(((I)weight + 0x7fff + ((I)weight >> 16 & 1)) & (int32_t)0xffff0000);
-    store(scores + i, weight);
-    total += weight;
+  for (int row = 0; row < t.rows; ++row) {
+    float* scores = s.scores + row * TILE_TOKENS;
+    F total = {}, from = set1(s.m[row]);
+    for (int i = 0; i < TILE_TOKENS; i += LANES) {
+      F weight = weight_of(load<F>(scores + i) - from);
+      if (rounded) weight = (F)(((I)weight + 0x7fff + ((I)weight >> 16 & 1)) & (int32_t)0xffff0000);
+      store(scores + i, weight);
+      total += weight;
+    }
+    s.l[row] += sum(total);
   }
-  l += sum(total);
 }
 
 void cap(float* scores, float softcap) {
@@ -218,7 +235,7 @@ void store_results(const Task& t) {
       for (int d = 0; d < shape.value_dim; d += Chunk<K>::dims)
         for (int lane = 0; lane < Chunk<K>::lanes; ++lane)
           for (int v = 0; v < Chunk<K>::vectors; ++v)
-            placed[d + lane * Chunk<K>::vectors + v] = sums[d + v * Chunk<K>::lanes + lane] / total;
+            placed[d + Chunk<K>::dim_of(v, lane)] = sums[d + v * Chunk<K>::lanes + lane] / total;
       if constexpr (is_turned<C>) turn_back(placed, shape.value_dim);
       if (t.call.query.bf16) {
         auto* to = static_cast<uint16_t*>(t.call.result) + at;
@@ -277,27 +294,30 @@ struct Visible {
 };
 
 void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
+  Runs runs(t.seqs(), t.call.arena, t.entry.sequence, tile, span);
   for (int head = 0; head < t.entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
     int kv_head = t.entry.head + head;
     if (ahead) ahead->pace(tile + TILE_TOKENS);
-    with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, kv_head, tile, span, ahead); });
-    if (t.call.keys->centre.mean) centre(t, s, tile, span);
+    with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, runs, kv_head, tile, span, ahead); });
     for (int row = 0; row < t.rows; ++row) {
+      const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
+      if (t.call.keys->centre.mean) add_centres(centres, span, s.scores + row * TILE_TOKENS);
       if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
-      hide(t, s.scores + row * TILE_TOKENS, row, tile, span);
-      soften(t, s, row, BF16_PAIRS && t.call.values->codec == Codec::bf16);
+      hide(s.scores + row * TILE_TOKENS, t.sight(row, tile), span);
     }
-    with_codec(*t.call.values, [&]<Codec C>() { mix<C>(t, s, kv_head, tile, span, ahead); });
+    soften(t, s, BF16_PAIRS && t.call.values->codec == Codec::bf16);
+    with_codec(*t.call.values, [&]<Codec C>() { mix<C>(t, s, runs, kv_head, tile, span, ahead); });
   }
 }
 
-// Puts the query that meets sinks, or the one that meets all else, into the scratch.
-void use_query(Task& t, bool meets_sinks) {
-  if (t.meets_sinks == meets_sinks) return;
+// Puts the query that meets sinks, or the one that meets all else, into the scratch; whether it was another.
+bool use_query(Task& t, bool meets_sinks) {
+  if (!t.call.sink_query.data || t.meets_sinks == meets_sinks) return false;
   t.meets_sinks = meets_sinks;
   const Rows& query = meets_sinks ? t.call.sink_query : t.call.query;
   with_codec(*t.call.keys, [&]<Codec C>() { load_queries<C>(t, query); });
+  return true;
 }
 
 // Leaves its result in the scratch's m, l and acc.
@@ -306,11 +326,14 @@ void attend_split(Task& t, const Visible& visible, int split, Ahead* ahead) {
     Scratch s = t.scratch(head);
     begin(t, s.m, s.l, s.acc);
   }
+  bool centred = !t.call.keys->centre.mean;
   for (int tile = split * SPLIT_TOKENS; tile < (split + 1) * SPLIT_TOKENS; tile += TILE_TOKENS)
     for (int i = 0; i < 2; ++i) {
       Span span = visible.within(i, tile, tile + TILE_TOKENS);
       if (span.start >= span.stop) continue;
-      if (t.call.sink_query.data) use_query(t, i == 0);
+      if (use_query(t, i == 0)) centred = !t.call.keys->centre.mean;
+      for (int head = 0; head < t.entry.n_heads && !centred; ++head) centre(t, t.scratch(head), split);
+      centred = true;
       attend_tile(t, tile, {span.start - tile, span.stop - tile}, ahead);
     }
 }
@@ -345,19 +368,19 @@ void attend_part(Task& t, const Visible& visible, Ahead* ahead) {
 void attend_task(const Attend& call, int entry_index, float* memory) {
   const Entry& entry = call.entries[entry_index];
   Task t{call, entry, entry.n_tokens * call.shape.shared, memory};
-  with_codec(*call.keys, [&]<Codec C>() { load_queries<C>(t, call.query); });
   Visible visible(t);
-  for (int head = 0; head < entry.n_heads; ++head) {
-    Scratch s = t.scratch(head);
-    begin(t, s.merged_m, s.merged_l, s.merged);
-  }
   bool whole = entry.join < 0;
   int last = t.position(t.rows - 1) / SPLIT_TOKENS;
   int first = whole ? 0 : entry.split, stop = whole ? last + 1 : first + entry.n_splits;
   Span read = visible.within(1, first * SPLIT_TOKENS, stop * SPLIT_TOKENS);
   Ahead fetching(call, entry, read.start, read.stop);
   Ahead* ahead = entry.n_tokens <= AHEAD_TOKENS ? &fetching : nullptr;
-  if (ahead) ahead->take(FIRST_LINES);
+  if (ahead) ahead->begin();
+  with_codec(*call.keys, [&]<Codec C>() { load_queries<C>(t, call.query); });
+  for (int head = 0; head < entry.n_heads; ++head) {
+    Scratch s = t.scratch(head);
+    begin(t, s.merged_m, s.merged_l, s.merged);
+  }
   if (!whole) return attend_part(t, visible, ahead);
   for (int split = first; split < stop; ++split) {
     attend_split(t, visible, split, ahead);

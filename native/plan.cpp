@@ -64,10 +64,10 @@ Shape Shape::of(int kv_heads, int query_heads, int dim, int value_dim) {
 int Shape::chunk_tokens() const { return std::clamp(CHUNK_ROWS / shared, 1, 48); }
 
 int64_t Shape::scratch_floats() const {
-  // queries, their factors of centres, scores, result of a split, merged result | maxima, sums; scale
-  // and sums of queries
+  // queries, their factors of centres, scores, result of a split, merged result | maxima, sums, what
+  // maxima grew by; scale and sums of queries, their products with centres
   int64_t rows = std::max(CHUNK_ROWS, shared);
-  int64_t row = 2 * padded_dim + TILE_TOKENS + 2 * padded_value_dim + 5 + MOST_GROUPS;
+  int64_t row = 2 * padded_dim + TILE_TOKENS + 2 * padded_value_dim + 6 + MOST_GROUPS + SPLIT_TOKENS / CENTRE_TOKENS;
   int64_t tile = int64_t(TILE_TOKENS) * std::max(padded_dim, padded_value_dim);  // gathered or decoded
   return round_up(int(rows * row + tile), PADDED_DIMS);
 }

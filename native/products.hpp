@@ -8,6 +8,9 @@
 
 // With BF16_PAIRS queries are one or two bf16 parts and weights of bf16 values are rounded to bf16.
 
+template <Codec C>
+constexpr bool in_integers = C == Codec::int8 || C == Codec::int4;
+
 constexpr int PANEL_VECTORS = PANEL_TOKENS / LANES;
 constexpr int REGISTERS = LANES == 16 ? 32 : 16;
 constexpr int VALUE_VECTORS = REGISTERS == 32 ? 4 : 2;  // of dims that are summed at a time
@@ -26,21 +29,22 @@ typedef int16_t SW __attribute__((vector_size(WORDS * 4)));
 typedef float FW __attribute__((vector_size(WORDS * 4)));
 typedef int16_t I16 __attribute__((vector_size(LANES * 2)));
 
-// The low, or the high, halves of the 32 bits of two vectors, side by side.
-INLINE W low_halves(W x, W y) {
-#if defined(__AVX2__)
-  return (W)_mm256_blend_epi16((__m256i)x, (__m256i)(y << 16), 0xaa);
-#else
-  return (x & 0xffff) | (y << 16);
-#endif
+// Words of 16 bits of two rows side by side, of each 16 bytes the first or the last four.
+template <int HALF>
+INLINE W paired(W x, W y) {
+  typedef int16_t Words __attribute__((vector_size(WORDS * 4)));
+  constexpr int n = WORDS * 2, first = HALF * 4;
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return (W)__builtin_shufflevector((Words)x, (Words)y, (I / 8 * 8 + first + I % 8 / 2 + I % 2 * n)...);
+  }(std::make_integer_sequence<int, n>{});
 }
 
-INLINE W high_halves(W x, W y) {
-#if defined(__AVX2__)
-  return (W)_mm256_blend_epi16((__m256i)((UW)x >> 16), (__m256i)y, 0xaa);
-#else
-  return (W)((UW)x >> 16) | (y & (int32_t)0xffff0000);
-#endif
+// Of each 16 bits the four from 4 * i on.
+template <class V>
+INLINE V nibbles(V x, int i) {
+  typedef uint16_t Words __attribute__((vector_size(sizeof(V))));
+  Words shifted = (Words)x >> 4 * i;
+  return (V)(i == 3 ? shifted : shifted & 15);
 }
 
 // int4's levels in each 16 bits as values from 0 on.
@@ -62,9 +66,6 @@ INLINE V raised(V levels) {
 
 // ---- queries ------------------------------------------------------------------------------------
 
-template <Codec C>
-constexpr bool in_integers = C == Codec::int8 || C == Codec::int4;
-
 // 15 bits and a sign of each of n numbers, in the low halves; returns their scale: NaN if one is.
 // n is a multiple of 8, and what is beside them up to a whole vector is zero.
 INLINE float to_levels(const float* x, int n, int32_t* levels) {
@@ -81,8 +82,7 @@ INLINE int query_words(int dim, int parts) {
   return in_integers<C> ? dim / 2 : C == Codec::bf16 && BF16_PAIRS ? parts * (dim / 2) : dim;
 }
 
-// Those of a row, and its scale. int4: also what its groups' sums are too large by, since values are
-// raised.
+// Those of a row, and its scale. int4: also what its groups' sums begin with, since values are raised.
 template <Codec C>
 INLINE float prepare_query(const float* x, int dim, int parts, float scale, int32_t* words, int32_t* excess) {
   if constexpr (in_integers<C>) {
@@ -97,7 +97,7 @@ INLINE float prepare_query(const float* x, int dim, int parts, float scale, int3
         store(words + d / 2, (low >> 16 & 0xffff) | high);
         sums += (low >> 16) + (high >> 16);
       }
-      excess[g] = INT4_RAISE * (sums[0] + sums[1]), excess[g + 1] = INT4_RAISE * (sums[2] + sums[3]);
+      excess[g] = -INT4_RAISE * (sums[0] + sums[1]), excess[g + 1] = -INT4_RAISE * (sums[2] + sums[3]);
     }
     return scale;
   }
@@ -155,45 +155,48 @@ INLINE void score_floats(const uint8_t* panel, int64_t stride, const Queries& q,
 
 // One of the groups of SPAN_DIMS, number `PART`, or all of a row of int8.
 template <Codec C, int PART, int R>
-INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q, const Levels& levels, int g, int token,
+INLINE void score_levels(const uint8_t* panel, int64_t stride, const Queries& q, const Scales& scales, int g, int i,
                          float* scores) {
   constexpr int dims = Unit<C>::dims, groups = C == Codec::int4 ? SPAN_GROUPS : 1, pairs = dims / 2 / groups;
   int d = g / groups * SPAN_DIMS, last = C == Codec::int4 && d + SPAN_DIMS < q.dim ? d + SPAN_DIMS : q.dim;
-  const int32_t *words = q.words + d / 2 * R, *stop = q.words + last / 2 * R;
-  const uint8_t* unit = panel + d / dims * stride;
-  I sum[R][PANEL_VECTORS] = {};
+  const int32_t* words = q.words + d / 2 * R;
+  const uint8_t *unit = panel + d / dims * stride, *from = scales.at[i] + g * scales.stride;
+  I sum[R][PANEL_VECTORS];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = C == Codec::int4 ? all(q.excess[r * MOST_GROUPS + g]) : I{};
 #pragma GCC unroll 2
-  for (; words < stop; words += dims / 2 * R, unit += stride)
+  for (int n = (last - d) / dims; n > 0; --n, words += dims / 2 * R, unit += stride)
     for (int i = PART * pairs; i < (PART + 1) * pairs; ++i) {
       I key[PANEL_VECTORS];
       for (int v = 0; v < PANEL_VECTORS; ++v) {
         if constexpr (C == Codec::int8) key[v] = widen_pairs(unit + v * LANES * 2);
-        else key[v] = raised((I)(load<U>(unit + v * sizeof(I)) >> 4 * i) & 0x000f000f);
+        else key[v] = raised(nibbles(load<I>(unit + v * sizeof(I)), i));
       }
       for (int r = 0; r < R; ++r) {
         I both = all(words[i * R + r]);
         for (int v = 0; v < PANEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], key[v], both);
       }
     }
+  bool is_first = g == 0, is_last = g == scales.n_groups - 1;
+  F scale[PANEL_VECTORS];
+  for (int v = 0; v < PANEL_VECTORS; ++v) scale[v] = scales_at<C>(from + v * LANES * 2);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < PANEL_VECTORS; ++v) {
       float* to = scores + r * TILE_TOKENS + v * LANES;
-      if (C == Codec::int4) sum[r][v] -= all(q.excess[r * MOST_GROUPS + g]);
-      F score = to_float(sum[r][v]) * q.scales[r] * load<F>(levels.scales[g] + token + v * LANES);
-      store(to, g ? load<F>(to) + score : score);
+      F score = to_float(sum[r][v]) * scale[v];
+      if (!is_first) score += load<F>(to);
+      store(to, is_last ? score * q.scales[r] : score);
     }
 }
 
 template <Codec C, int R>
-INLINE void score_panel(const KeyPanels& keys, int i, const Queries& q, const Levels& levels, float* scores) {
+INLINE void score_panel(const KeyPanels& keys, int i, const Queries& q, const Scales& scales, float* scores) {
   float* to = scores + i * PANEL_TOKENS;
-  auto score_part = [&]<int PART>(int g) {
-    score_levels<C, PART, R>(keys.at[i], keys.stride, q, levels, g, i * PANEL_TOKENS, to);
-  };
+  auto score_part = [&]<int PART>(int g) { score_levels<C, PART, R>(keys.at[i], keys.stride, q, scales, g, i, to); };
   if constexpr (C == Codec::int8) {
     score_part.template operator()<0>(0);
   } else if constexpr (C == Codec::int4) {
-    for (int g = 0; g < levels.n_groups; g += SPAN_GROUPS) {
+    for (int g = 0; g < scales.n_groups; g += SPAN_GROUPS) {
       score_part.template operator()<0>(g);
       score_part.template operator()<1>(g + 1);
     }
@@ -204,14 +207,19 @@ INLINE void score_panel(const KeyPanels& keys, int i, const Queries& q, const Le
 
 // ---- mixtures -----------------------------------------------------------------------------------
 
-// Dims of a chunk, which is what one load of values holds, and vectors of fp32 that it becomes. Dim
-// a * vectors + v of a chunk is summed in lane a of vector v.
+// Dims of a chunk, which is what one load of values holds, and vectors of fp32 that it becomes.
 template <Codec C>
 struct Chunk {
   static constexpr int lanes = in_integers<C> ? WORDS : LANES;
   static constexpr int vectors = C == Codec::int8 ? 4 : C == Codec::int4 ? 8 : C == Codec::bf16 ? 2 : 1;
   static constexpr int dims = lanes * vectors;
-  static int place(int dim) { return dim / dims * dims + dim % vectors * lanes + dim % dims / vectors; }
+
+  // Which dim is summed in a lane of a vector: levels lie there as `paired` leaves them.
+  static int dim_of(int vector, int lane) {
+    constexpr int word_dims = vectors / 2;
+    if (!in_integers<C>) return lane * vectors + vector;
+    return (lane / 4 * 8 + vector / word_dims * 4 + lane % 4) * word_dims + vector % word_dims;
+  }
 };
 
 // Weights of R rows of the tile, as the product takes them.
@@ -220,34 +228,76 @@ struct Weights {
   const float* floats;                                                   // [R][TILE_TOKENS]
   alignas(64) int16_t halves[in_integers<C> || BF16_PAIRS ? R : 1][TILE_TOKENS];  // 15 bits, or bf16
   float factors[R];                                                      // of the 15 bits
-  int32_t excess[R];                                                     // of sums of int4's raised values
+  int32_t excess[R];                                                     // of sums of raised values
 };
 
+// How weights, which are 1 at most, become 15 bits that have a group's scales in them: times `by`.
+// Each is worth `factor`, which is NaN where a scale is.
+struct Steps {
+  float factor;
+  alignas(64) float by[TILE_TOKENS];
+};
+
+// `seen(i)`: whether token i is.
+template <Codec C, class Seen>
+INLINE void make_steps(const Scales& scales, int g, bool all_seen, Seen seen, Steps& to) {
+  F most = {}, total = {};
+  if (all_seen) {
+    for (int i = 0; i < TILE_TOKENS; i += LANES) {
+      F scale = scales_at<C>(scales.at[i / PANEL_TOKENS] + g * scales.stride + i % PANEL_TOKENS * 2);
+      most = larger(scale, most), total += scale;  // NaN is in the sum alone
+      store(to.by + i, scale);
+    }
+  } else {
+    alignas(64) float stored[PANEL_TOKENS];
+    for (int p = 0; p < TILE_PANELS; ++p) {
+      bool some = false;
+      for (int i = 0; i < PANEL_TOKENS; ++i) some |= seen(p * PANEL_TOKENS + i);
+      for (int i = 0; some && i < PANEL_TOKENS; i += LANES)
+        store(stored + i, scales_at<C>(scales.at[p] + g * scales.stride + 2 * i));
+      for (int i = 0; i < PANEL_TOKENS; ++i) {
+        float scale = seen(p * PANEL_TOKENS + i) ? stored[i] : 0;
+        to.by[p * PANEL_TOKENS + i] = scale;
+      }
+    }
+    for (int i = 0; i < TILE_TOKENS; i += LANES) {
+      F scale = load<F>(to.by + i);
+      most = larger(scale, most), total += scale;
+    }
+  }
+  float largest_scale = largest(most), all_scales = sum(total);
+  bool whole = finite(largest_scale) && all_scales == all_scales;
+  float inverse = largest_scale > 0 && whole ? 32767.0f / largest_scale : 0.0f;
+  if (!finite(inverse)) inverse = 0;
+  to.factor = whole ? largest_scale / 32767.0f : __builtin_nanf("");
+  for (int i = 0; i < TILE_TOKENS; i += LANES) store(to.by + i, load<F>(to.by + i) * inverse);
+}
+
+// By what int8's raised values are too large, and int4's.
+template <Codec C>
+constexpr int RAISE = C == Codec::int8 ? 128 : INT4_RAISE;
+
 template <Codec C, int R>
-INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
+INLINE void prepare_weights(Weights<C, R>& w, const Scales& scales, int g, const Steps* steps, Span span,
+                            const Sight* sights) {
   for (int r = 0; r < R; ++r) {
     const float* from = w.floats + r * TILE_TOKENS;
     if constexpr (in_integers<C>) {
-      alignas(64) float scaled[TILE_TOKENS];
-      F most = {}, total = {};
-      for (int i = 0; i < TILE_TOKENS; i += LANES) {
-        F weight = load<F>(from + i);
-        F x = (F)((I)(weight * load<F>(scales + i)) & (weight != 0.0f));  // what is not seen may hold NaN
-        most = larger(x, most), total += x;  // NaN is in the sum alone
-        store(scaled + i, x);
+      Steps own;
+      const Steps* by = steps + g;
+      if (!sights[r].all_of(span)) {
+        auto seen = [&](int i) { return i >= span.start && i < span.stop && sights[r].has(i); };
+        make_steps<C>(scales, g, false, seen, own), by = &own;
       }
-      float largest_weight = largest(most), all_weights = sum(total);
-      bool whole = finite(largest_weight) && all_weights == all_weights;
-      float inverse = largest_weight > 0 && whole ? 32767.0f / largest_weight : 0.0f;
-      if (!finite(inverse)) inverse = 0;
-      w.factors[r] = whole ? largest_weight / 32767.0f : __builtin_nanf("");
       I sums = {};
-      for (int i = 0; i < TILE_TOKENS; i += LANES) {
-        I level = to_nearest(load<F>(scaled + i) * inverse);
-        sums += level;
-        store(w.halves[r] + i, __builtin_convertvector(level, I16));
+      for (int i = 0; i < TILE_TOKENS; i += 2 * LANES) {
+        I first = to_nearest(load<F>(from + i) * load<F>(by->by + i));
+        I second = to_nearest(load<F>(from + i + LANES) * load<F>(by->by + i + LANES));
+        sums += first + second;
+        store_halves(w.halves[r] + i, first, second);
       }
-      if (C == Codec::int4) w.excess[r] = INT4_RAISE * int32_t(sum(to_float(sums)));
+      w.factors[r] = by->factor;
+      w.excess[r] = RAISE<C> * int32_t(sum(to_float(sums)));
     } else if constexpr (C == Codec::bf16 && BF16_PAIRS) {  // they are bf16 already
       for (int i = 0; i < TILE_TOKENS; i += LANES)
         store(w.halves[r] + i, __builtin_convertvector((I)((U)load<F>(from + i) >> 16), I16));
@@ -257,28 +307,31 @@ INLINE void prepare_weights(Weights<C, R>& w, const float* scales) {
 
 alignas(64) constexpr uint8_t ZEROS[MAX_DIM * 2] = {};  // a row that is not there
 
-// Calls `use(token, row, tokens)` for tokens [start, stop), with the row's address, panel by panel.
-template <class Use>
-INLINE void each_panel(const ValueRows& values, int start, int stop, int64_t byte, Ahead* ahead, int n_lines, Use use) {
-  for (int i = start, next; i < stop; i = next) {
-    next = (i / PANEL_TOKENS + 1) * PANEL_TOKENS < stop ? (i / PANEL_TOKENS + 1) * PANEL_TOKENS : stop;
-    if (ahead) ahead->take(n_lines);
-    use(i, values.at[i / PANEL_TOKENS] + i % PANEL_TOKENS * values.stride + byte, next);
+// From token `i` on in its panel: the next panel's first token, or `stop`, and the row.
+struct Panel {
+  int next;
+  const uint8_t* row;
+
+  INLINE_MEMBER Panel(const ValueRows& values, int i, int stop, int64_t byte)
+      : next((i / PANEL_TOKENS + 1) * PANEL_TOKENS),
+        row(values.at[i / PANEL_TOKENS] + i % PANEL_TOKENS * values.stride + byte) {
+    if (next > stop) next = stop;
   }
-}
+};
 
 // acc += weights x values, over tokens [start, stop) and one chunk's dims: `acc` and `chunk` are the
-// chunk's. `n_lines`: of memory that 16 rows take.
+// chunk's.
 template <Codec C, int R>
 INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weights<C, R>& w, int chunk, int stride,
-                       float* acc, Ahead* ahead, int n_lines) {
+                       float* acc, Ahead* ahead) {
   constexpr bool pairs = C == Codec::bf16 && BF16_PAIRS;
   constexpr int loads = VALUE_VECTORS / Chunk<C>::vectors;
   F sum[R][VALUE_VECTORS];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < VALUE_VECTORS; ++v) sum[r][v] = load<F>(acc + r * stride + v * LANES);
-  each_panel(values, pairs ? start & ~1 : start, stop, int64_t(chunk) * sizeof(I), ahead, n_lines,
-             [&](int i, const uint8_t* row, int next) {
+  for (int i = pairs ? start & ~1 : start; i < stop;) {
+    if (ahead) ahead->take(PANEL_TOKENS * loads * sizeof(I) / 64);
+    auto [next, row] = Panel(values, i, stop, int64_t(chunk) * sizeof(I));
     if constexpr (pairs) {
       for (; i < next; i += 2, row += 2 * values.stride) {
         // What is beside the span may be anything, and nothing times NaN is NaN.
@@ -308,78 +361,77 @@ INLINE void mix_floats(const ValueRows& values, int start, int stop, const Weigh
           }
         }
     }
-  });
+  }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < VALUE_VECTORS; ++v) store(acc + r * stride + v * LANES, sum[r][v]);
 }
 
-// Two vectors, number `PART` of a chunk's twos.
+// Two vectors, number `PART` of a chunk's twos. int8: a word is 256 times its high byte and the low
+// one, raised by 128; sums are right after what wraps around is taken off again.
 template <Codec C, int PART, int R>
 INLINE void mix_levels(const ValueRows& values, int start, int stop, const Weights<C, R>& w, int chunk, int stride,
-                       float* acc, Ahead* ahead, int n_lines) {
-  constexpr bool high = C == Codec::int8 ? PART == 1 : PART >= 2;
-  W sum[R][LEVEL_VECTORS] = {};
-  each_panel(values, start & ~1, stop, int64_t(chunk) * sizeof(W), ahead, n_lines,
-             [&](int i, const uint8_t* row, int next) {
+                       float* acc, Ahead* ahead) {
+  constexpr int lines = PANEL_TOKENS * sizeof(W) * LEVEL_VECTORS / Chunk<C>::vectors / 64;  // of all parts of 16 rows
+  constexpr int parts = Chunk<C>::vectors / LEVEL_VECTORS / 2;
+  W sum[R][LEVEL_VECTORS];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < LEVEL_VECTORS; ++v) sum[r][v] = W{};
+  for (int i = start & ~1; i < stop;) {
+    if (ahead) ahead->take(lines);
+    auto [next, row] = Panel(values, i, stop, int64_t(chunk) * sizeof(W));
 #pragma GCC unroll 2
     for (; i < next; i += 2, row += 2 * values.stride) {
-      W x = load<W>(row), y = load<W>(row + values.stride);
-      W both = high ? high_halves(x, y) : low_halves(x, y), value[LEVEL_VECTORS];
+      W both = paired<PART / parts>(load<W>(row), load<W>(row + values.stride)), value[LEVEL_VECTORS];
       if constexpr (C == Codec::int8) {
-        value[0] = (W)((SW)(both << 8) >> 8), value[1] = (W)((SW)both >> 8);
+        value[0] = both ^ 0x00800080, value[1] = (W)((SW)both >> 8);
       } else {
-        constexpr int first = PART % 2 * 2 * 4;  // bits
-        value[0] = raised((W)((UW)both >> first) & 0x000f000f);
-        value[1] = raised((W)((UW)both >> (first + 4)) & 0x000f000f);
+        constexpr int first = PART % parts * 2;
+        value[0] = raised(nibbles(both, first)), value[1] = raised(nibbles(both, first + 1));
       }
       for (int r = 0; r < R; ++r) {
         W weight = load<int32_t>(w.halves[r] + i) - W{};
         for (int v = 0; v < LEVEL_VECTORS; ++v) sum[r][v] = add_pairs(sum[r][v], value[v], weight);
       }
     }
-  });
+  }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < LEVEL_VECTORS; ++v) {
-      if (C == Codec::int4) sum[r][v] -= w.excess[r] - W{};
+      UW exact = (UW)sum[r][v];
+      if (C == Codec::int8 && v == 0) exact -= (UW)sum[r][1] << 8;
+      if (C == Codec::int4 || v == 0) exact -= uint32_t(w.excess[r]) - UW{};
       float* to = acc + r * stride + (PART * LEVEL_VECTORS + v) * WORDS;
-      store(to, load<FW>(to) + __builtin_convertvector(sum[r][v], FW) * w.factors[r]);
+      store(to, load<FW>(to) + __builtin_convertvector((W)exact, FW) * w.factors[r]);
     }
 }
 
+// `steps` has those of each group, for rows that see the whole span.
 template <Codec C, int R>
-INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* weights, const Levels& levels,
-                     int dim, int stride, float* acc, Ahead* ahead) {
+INLINE void mix_rows(const ValueRows& values, int start, int stop, const float* weights, const Scales& scales,
+                     const Steps* steps, Span span, const Sight* sights, int dim, int stride, float* acc, Ahead* ahead) {
   constexpr int chunk_dims = Chunk<C>::dims;
-  int n_lines = panel_lines<C>(dim);
   Weights<C, R> w;
   w.floats = weights;
   if constexpr (in_integers<C>) {
-    for (int g = 0; g < levels.n_groups; ++g) {
-      prepare_weights<C, R>(w, levels.scales[g]);
+    for (int g = 0; g < scales.n_groups; ++g) {
+      prepare_weights<C, R>(w, scales, g, steps, span, sights);
       int d = C == Codec::int4 ? g / SPAN_GROUPS * SPAN_DIMS : 0;
       int last = C == Codec::int4 && d + SPAN_DIMS < dim ? d + SPAN_DIMS : dim;
       for (; d < last; d += chunk_dims) {
-        auto mix_part = [&]<int PART>(Ahead* fetching) {
-          mix_levels<C, PART, R>(values, start, stop, w, d / chunk_dims, stride, acc + d, fetching, n_lines);
+        auto mix_part = [&]<int PART>() {
+          mix_levels<C, PART, R>(values, start, stop, w, d / chunk_dims, stride, acc + d, ahead);
         };
-        if (C == Codec::int8 || g % SPAN_GROUPS == 0) {
-          mix_part.template operator()<0>(ahead);
-          ahead = nullptr;
-        }
         if constexpr (C == Codec::int8) {
-          mix_part.template operator()<1>(nullptr);
+          mix_part.template operator()<0>(), mix_part.template operator()<1>();
         } else if (g % SPAN_GROUPS == 0) {
-          mix_part.template operator()<2>(nullptr);
+          mix_part.template operator()<0>(), mix_part.template operator()<2>();
         } else {
-          mix_part.template operator()<1>(nullptr);
-          mix_part.template operator()<3>(nullptr);
+          mix_part.template operator()<1>(), mix_part.template operator()<3>();
         }
       }
     }
   } else {
-    prepare_weights<C, R>(w, nullptr);
+    prepare_weights<C, R>(w, scales, 0, nullptr, span, sights);
     constexpr int dims = VALUE_VECTORS * LANES;
-    for (int d = 0; d < dim; d += dims, ahead = nullptr)
-      mix_floats<C, R>(values, start, stop, w, d / chunk_dims, stride, acc + d, ahead, n_lines);
+    for (int d = 0; d < dim; d += dims) mix_floats<C, R>(values, start, stop, w, d / chunk_dims, stride, acc + d, ahead);
   }
 }

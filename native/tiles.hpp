@@ -6,6 +6,14 @@ struct Span {
   int start, stop;
 };
 
+// What a query token sees of a tile, in tokens from its beginning: sinks, and [first, last].
+struct Sight {
+  int first, last, sinks;
+
+  INLINE_MEMBER bool all_of(Span span) const { return first <= span.start && last >= span.stop - 1; }
+  INLINE_MEMBER bool has(int i) const { return i <= last && (i >= first || i < sinks); }
+};
+
 constexpr int TILE_PANELS = TILE_TOKENS / PANEL_TOKENS;
 
 // Keys: [unit][16 tokens] each, units `stride` bytes apart. Only panels in the span are there, and
@@ -22,32 +30,50 @@ struct ValueRows {
   const uint8_t* at[TILE_PANELS];
 };
 
-// Scales of a tile's rows, group by group; 0 beside the span.
-struct Levels {
+// Scales as they are stored: for each panel's groups 16 of them, groups `stride` bytes apart. Beside
+// the span they are anything.
+struct Scales {
   int n_groups;
-  alignas(64) float scales[MOST_GROUPS][TILE_TOKENS];
+  int64_t stride;
+  const uint8_t* at[TILE_PANELS];
+  uint16_t copy[MOST_GROUPS][TILE_TOKENS];
 };
 
-// Calls `use(block, token of the block, token of the tile, tokens)` for the runs of a span in a block.
-template <class Use>
-INLINE void each_run(const Sequences& seqs, const uint8_t* arena, int sequence, int tile, Span span, Use use) {
-  const int64_t* offsets = seqs.offsets + sequence * seqs.max_blocks;
-  int block = (tile + span.start) / seqs.block_tokens, token = (tile + span.start) % seqs.block_tokens;
-  for (int i = span.start; i < span.stop; ++block, token = 0) {
-    int n = seqs.block_tokens - token < span.stop - i ? seqs.block_tokens - token : span.stop - i;
-    use(arena + offsets[block], token, i, n);
-    i += n;
+// The parts of a tile's span that lie in one block each.
+struct Runs {
+  struct Run {
+    const uint8_t* block;
+    int token, at, n_tokens;  // first token of the block and of the tile
+  };
+  int n = 0;
+  bool whole_panels;  // 16 tokens of the tile are in one block
+  Run runs[TILE_TOKENS];
+
+  Runs(const Sequences& seqs, const uint8_t* arena, int sequence, int tile, Span span)
+      : whole_panels(seqs.block_tokens % PANEL_TOKENS == 0) {
+    const int64_t* offsets = seqs.offsets + sequence * seqs.max_blocks;
+    int block = (tile + span.start) / seqs.block_tokens, token = (tile + span.start) % seqs.block_tokens;
+    for (int i = span.start; i < span.stop; ++block, token = 0) {
+      int n_tokens = seqs.block_tokens - token < span.stop - i ? seqs.block_tokens - token : span.stop - i;
+      runs[n++] = {arena + offsets[block], token, i, n_tokens};
+      i += n_tokens;
+    }
   }
-}
+
+  // Calls `use(block, token of the block, token of the tile, tokens)`.
+  template <class Use>
+  INLINE_MEMBER void each(Use use) const {
+    for (int r = 0; r < n; ++r) use(runs[r].block, runs[r].token, runs[r].at, runs[r].n_tokens);
+  }
+};
 
 // Cache lines of 16 rows, less what rounds down.
 template <Codec C>
 INLINE int panel_lines(int dim) { return dim / Unit<C>::dims * Unit<C>::bytes * PANEL_TOKENS / 64; }
 
 // Where the panels of a span begin, which lie in one block each.
-INLINE void find_panels(const Sequences& seqs, const uint8_t* arena, int sequence, const Field& f, int head, int tile,
-                        Span span, const uint8_t** found) {
-  each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+INLINE void find_panels(const Runs& runs, const Field& f, int head, const uint8_t** found) {
+  runs.each([&](const uint8_t* block, int token, int i, int n) {
     int first = i / PANEL_TOKENS * PANEL_TOKENS;
     const uint8_t* at = block + f.offset + head * f.head_stride + (token + first - i) * f.token_stride;
     for (int j = first; j < i + n; j += PANEL_TOKENS, at += PANEL_TOKENS * f.token_stride) found[j / PANEL_TOKENS] = at;
@@ -73,27 +99,26 @@ INLINE void transpose_rows(const float (*rows)[MAX_DIM], int dim, float* panel) 
 }
 
 template <Codec C>
-void find_keys(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
-               Span span, float* room, KeyPanels& found) {
+void find_keys(const Runs& runs, const Plane& p, int head, Span span, float* room, KeyPanels& found) {
   constexpr int bytes = Unit<C>::bytes;
   int n_units = p.dim / Unit<C>::dims;
   auto* copy = reinterpret_cast<uint8_t*>(room);
   int64_t panel_bytes = int64_t(n_units) * PANEL_TOKENS * bytes;
   found.stride = PANEL_TOKENS * bytes;
-  if (in_units<C> && p.data.token_stride == bytes && seqs.block_tokens % PANEL_TOKENS == 0) {
+  if (in_units<C> && p.data.token_stride == bytes && runs.whole_panels) {
     found.stride = p.data.unit_stride;
-    return find_panels(seqs, arena, sequence, p.data, head, tile, span, found.at);
+    return find_panels(runs, p.data, head, found.at);
   }
   for (int i = span.start / PANEL_TOKENS; i * PANEL_TOKENS < span.stop; ++i) found.at[i] = copy + i * panel_bytes;
   if constexpr (in_units<C>) {
-    each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+    runs.each([&](const uint8_t* block, int token, int i, int n) {
       for (int stop = i + n; i < stop; ++i, ++token)
         copy_units<bytes>(row_at(p, block, head, token).data, p.data.unit_stride,
                           copy + i / PANEL_TOKENS * panel_bytes + i % PANEL_TOKENS * bytes, found.stride, n_units);
     });
   } else {
     alignas(64) float rows[4][MAX_DIM];
-    each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+    runs.each([&](const uint8_t* block, int token, int i, int n) {
       for (int stop = i + n; i < stop; ++i, ++token) {
         decode_row<C>(row_at(p, block, head, token), p.dim, p.dim, rows[i % 4]);
         if (i % 4 == 3 || i + 1 == span.stop)
@@ -104,19 +129,17 @@ void find_keys(const Sequences& seqs, const uint8_t* arena, int sequence, const 
 }
 
 template <Codec C>
-void find_values(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
-                 Span span, int chunk_dims, float* room, ValueRows& found) {
+void find_values(const Runs& runs, const Plane& p, int head, Span span, int chunk_dims, float* room, ValueRows& found) {
   constexpr int bytes = Unit<C>::bytes, dims = Unit<C>::dims;
   auto* copy = reinterpret_cast<uint8_t*>(room);
   int padded = (p.dim + chunk_dims - 1) / chunk_dims * chunk_dims;
   int64_t row_bytes = int64_t(padded) / dims * bytes;
-  bool there = (in_units<C> || C == Codec::fp32) && padded == p.dim && p.data.unit_stride == p.data.unit_bytes &&
-               seqs.block_tokens % PANEL_TOKENS == 0;
+  bool there = (in_units<C> || C == Codec::fp32) && padded == p.dim && p.data.unit_stride == p.data.unit_bytes && runs.whole_panels;
   found.stride = there ? p.data.token_stride : row_bytes;
-  if (there) return find_panels(seqs, arena, sequence, p.data, head, tile, span, found.at);
+  if (there) return find_panels(runs, p.data, head, found.at);
   for (int i = span.start / PANEL_TOKENS; i * PANEL_TOKENS < span.stop; ++i)
     found.at[i] = copy + i * PANEL_TOKENS * row_bytes;
-  each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
+  runs.each([&](const uint8_t* block, int token, int i, int n) {
     for (int stop = i + n; i < stop; ++i, ++token) {
       RowAt row = row_at(p, block, head, token);
       if constexpr (in_units<C>) {
@@ -130,32 +153,26 @@ void find_values(const Sequences& seqs, const uint8_t* arena, int sequence, cons
   });
 }
 
-// n scales of bf16 (int8's) or fp16 (int4's).
 template <Codec C>
-INLINE void load_scales(const uint8_t* from, int64_t stride, int n, float* to) {
-  int i = 0;
-  if (stride == 2)
-    for (; i + LANES <= n; i += LANES)
-      store(to + i, C == Codec::int8 ? (F)(widen16(from + 2 * i) << 16) : from_fp16(from + 2 * i));
-  for (; i < n; ++i) {
-    auto bits = load<uint16_t>(from + i * stride);
-    to[i] = C == Codec::int8 ? float_of(uint32_t(bits) << 16) : half_to_float(bits);
-  }
-}
+INLINE int scale_groups(int dim) { return C == Codec::int4 ? int4_groups(dim) : 1; }
+
+// Scales of bf16 (int8's) or fp16 (int4's).
+template <Codec C>
+INLINE F scales_at(const uint8_t* from) { return C == Codec::int8 ? (F)(widen16(from) << 16) : from_fp16(from); }
 
 template <Codec C>
-void load_levels(const Sequences& seqs, const uint8_t* arena, int sequence, const Plane& p, int head, int tile,
-                 Span span, Levels& levels) {
+void find_scales(const Runs& runs, const Plane& p, int head, Scales& found) {
   if constexpr (C != Codec::int8 && C != Codec::int4) return;
-  levels.n_groups = C == Codec::int4 ? int4_groups(p.dim) : 1;
-  for (int g = 0; g < levels.n_groups; ++g) {
-    for (int i = 0; i < span.start; ++i) levels.scales[g][i] = 0;
-    for (int i = span.stop; i < TILE_TOKENS; ++i) levels.scales[g][i] = 0;
-  }
-  each_run(seqs, arena, sequence, tile, span, [&](const uint8_t* block, int token, int i, int n) {
-    const uint8_t* from = row_at(p, block, head, token).scale;
-    for (int g = 0; g < levels.n_groups; ++g)
-      load_scales<C>(from + g * p.scale.unit_stride, p.scale.token_stride, n, levels.scales[g] + i);
+  found.n_groups = scale_groups<C>(p.dim);
+  found.stride = p.scale.unit_stride;
+  if (p.scale.token_stride == 2 && runs.whole_panels) return find_panels(runs, p.scale, head, found.at);
+  found.stride = sizeof found.copy[0];
+  for (int i = 0; i < TILE_PANELS; ++i) found.at[i] = reinterpret_cast<uint8_t*>(found.copy[0] + i * PANEL_TOKENS);
+  runs.each([&](const uint8_t* block, int token, int i, int n) {
+    for (int stop = i + n; i < stop; ++i, ++token) {
+      const uint8_t* from = row_at(p, block, head, token).scale;
+      for (int g = 0; g < found.n_groups; ++g) found.copy[g][i] = load<uint16_t>(from + g * p.scale.unit_stride);
+    }
   });
 }
 
@@ -174,13 +191,13 @@ struct Ahead {
   int plane = 0, run = 0, n_runs[2] = {};
   Run runs[2][4];
   const uint8_t *at = nullptr, *end = nullptr;
-  int lines;  // for each line that is taken
+  int rate;  // lines for each that is taken; 0 at the end
 
   Ahead(const Attend& call, const Entry& entry, int first_token, int stop_token)
       : seqs(*call.sequences), arena(call.arena), offsets(seqs.offsets + entry.sequence * seqs.max_blocks),
         tile_blocks((TILE_TOKENS + seqs.block_tokens - 1) / seqs.block_tokens), n_heads(entry.n_heads),
         tile(first_token / seqs.block_tokens), block(tile),
-        stop((stop_token + seqs.block_tokens - 1) / seqs.block_tokens), lines(n_heads + 1) {
+        stop((stop_token + seqs.block_tokens - 1) / seqs.block_tokens), rate(n_heads + 1) {
     const Plane* planes[] = {call.keys, call.values};
     for (int p = 0; p < 2; ++p)
       for (const Field* f : {&planes[p]->data, &planes[p]->high, &planes[p]->scale, &planes[p]->minimum})
@@ -196,7 +213,7 @@ struct Ahead {
         end = at + runs[plane][run].n_bytes;
         return;
       }
-    lines = 0;
+    rate = 0;
   }
 
   void next() {
@@ -212,17 +229,34 @@ struct Ahead {
     open();
   }
 
-  // The product takes `n` lines. Not inlined: it would crowd the product's registers.
-  __attribute__((noinline)) void take(int n) {
-    for (n *= lines; n > 0 && lines; next())
-      for (; at < end; at += 64) {
-        if (n-- == 0) return;
-        __builtin_prefetch(at, 0, 2);  // into the second cache: a tile of all heads is more than the first holds
+  // The first head's keys of the first tile, which are needed at once.
+  void begin() {
+    for (int b = tile; b < tile + tile_blocks && b < stop; ++b)
+      for (int r = 0; r < n_runs[0] && offsets[b] >= 0; ++r) {
+        const uint8_t* first = arena + offsets[b] + runs[0][r].offset;
+        for (int64_t i = 0; i < runs[0][r].n_bytes / n_heads; i += 64) __builtin_prefetch(first + i, 0, 2);
       }
   }
 
-  // A head of the tile that ends before `token` begins: as fast as it takes to be a tile ahead.
+  // The product takes `n` lines. Into the second cache: a tile of all heads is more than the first
+  // holds, and what goes there takes its few places for misses.
+  INLINE_MEMBER void take(int n) {
+    n *= rate;
+    if (end - at < 64 * n) return take_across(n);
+    for (const uint8_t* stop = at + 64 * n; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+
+  // Beyond the end of a run. Not inlined: it would crowd the product's registers.
+  __attribute__((noinline)) void take_across(int n) {
+    for (; n > 0 && rate; next())
+      for (; at < end; at += 64) {
+        if (n-- == 0) return;
+        __builtin_prefetch(at, 0, 2);
+      }
+  }
+
+  // A head of the tile that ends before `token` begins: faster, until all is fetched a tile ahead.
   void pace(int token) {
-    if (lines) lines = tile >= token / seqs.block_tokens ? 1 : n_heads + 1;
+    if (rate) rate = tile >= token / seqs.block_tokens ? 1 : n_heads + 1;
   }
 };

@@ -122,6 +122,16 @@ INLINE I widen_pairs(const uint8_t* from) {
 #endif
 }
 
+// Two vectors of what 16 bits hold, side by side.
+INLINE void store_halves(int16_t* to, I first, I second) {
+#if defined(__AVX2__) && LANES == 8
+  store(to, _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)first, (__m256i)second), 0xd8));
+#else
+  typedef int16_t Halves __attribute__((vector_size(LANES * 2)));
+  store(to, __builtin_convertvector(first, Halves)), store(to + LANES, __builtin_convertvector(second, Halves));
+#endif
+}
+
 // sum + the products of two int16 in each 32 bits.
 template <class V>
 INLINE V add_pairs(V sum, V a, V b) {
@@ -212,6 +222,19 @@ INLINE F exp(F x) {
   p = fma(p, r * r, r) + 1.0f;
   U power = ((U)shifted << 23) + 0x3f800000u;
   return (F)((I)(p * (F)power) & ~(x < set1(-87.0f)));
+}
+
+// exp(x) to 1e-6 in fewer steps, for x <= 0: 0 below -86, 1 exactly at 0, NaN for NaN.
+INLINE F weight_of(F x) {
+  const F magic = set1(12582912.0f), log2e = set1(1.44269504f);
+  F shifted = fma(x, log2e, magic);
+  F r = fma(x, log2e, magic - shifted);
+  F p = fma(set1(1.326472731e-3f), r, set1(9.671512991e-3f));  // of 2^r, to 1e-7 from -1/2 to 1/2
+  p = fma(p, r, set1(5.550733581e-2f));
+  p = fma(p, r, set1(2.402224243e-1f));
+  p = fma(p, r, set1(6.931470037e-1f));
+  p = fma(p, r, set1(1.0f));
+  return (F)((I)((U)p + ((U)shifted << 23)) & ~(x < set1(-86.0f)));
 }
 
 INLINE F tanh(F x) {
