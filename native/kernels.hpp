@@ -76,6 +76,19 @@ INLINE Span seen(const Task& t, int row, int rows, int tile, Span span) {
   return {start > span.start ? start : span.start, stop < span.stop ? stop : span.stop};
 }
 
+// `dim` elements of a query row from `first` on, and zeros up to a whole vector.
+INLINE void read_query(const Task& t, const Rows& q, int row, int head, int first, int dim, float* to) {
+  int shared = t.shape().shared;
+  int64_t at = (t.entry.token + row / shared) * q.token_stride +
+               ((t.entry.head + head) * shared + row % shared) * q.head_stride + first;
+  if (q.bf16)
+    for (int d = 0; d < dim; ++d) to[d] = float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16);
+  else __builtin_memcpy(to, static_cast<const float*>(q.data) + at, dim * sizeof(float));
+  store(to + dim, F{});
+}
+
+#include "latent.hpp"
+
 template <Codec C>
 void score(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int tile, Span span, Ahead* ahead) {
   const Plane& p = *t.call.keys;
@@ -187,7 +200,8 @@ template <Codec C>
 void load_queries(const Task& t, const Rows& q) {
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
   const Shape& shape = t.shape();
-  int parts = q.bf16 ? 1 : 2, n_words = query_words<K>(shape.dim, parts);
+  int dim = t.call.keys->dim;
+  int parts = q.bf16 ? 1 : 2, n_words = query_words<K>(dim, parts);
   alignas(64) float x[MAX_DIM + LANES];
   alignas(64) int32_t words[MAX_DIM];
   for (int head = 0; head < t.entry.n_heads; ++head) {
@@ -196,17 +210,12 @@ void load_queries(const Task& t, const Rows& q) {
       auto* to = reinterpret_cast<int32_t*>(s.query) + first * shape.padded_dim;
       for (int r = 0; r < R; ++r) {
         int row = first + r;
-        int64_t at = (t.entry.token + row / shape.shared) * q.token_stride +
-                     ((t.entry.head + head) * shape.shared + row % shape.shared) * q.head_stride;
-        if (q.bf16)
-          for (int d = 0; d < shape.dim; ++d) x[d] = float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16);
-        else __builtin_memcpy(x, static_cast<const float*>(q.data) + at, shape.dim * sizeof(float));
-        store(x + shape.dim, F{});
+        read_query(t, q, row, head, 0, dim, x);
         if (t.call.keys->centre.mean)
           split_query(*t.call.keys, t.entry.head + head, t.call.scale, x, s.factors + row * shape.padded_dim);
-        if constexpr (is_turned<C>) turn(x, shape.dim);
+        if constexpr (is_turned<C>) turn(x, dim);
         s.query_scales[row] =
-            prepare_query<K>(x, shape.dim, parts, t.call.scale, words, s.excess + row * MOST_GROUPS);
+            prepare_query<K>(x, dim, parts, t.call.scale, words, s.excess + row * MOST_GROUPS);
         for (int i = 0; i < n_words; ++i) to[i * R + r] = words[i];
       }
     });
@@ -300,6 +309,7 @@ void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
     int kv_head = t.entry.head + head;
     if (ahead) ahead->pace(tile + TILE_TOKENS);
     with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, runs, kv_head, tile, span, ahead); });
+    if (t.call.rope) with_codec(*t.call.rope, [&]<Codec C>() { add_rope_scores<C>(t, s, runs, tile, span); });
     for (int row = 0; row < t.rows; ++row) {
       const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
       if (t.call.keys->centre.mean) add_centres(centres, span, s.scores + row * TILE_TOKENS);
@@ -377,6 +387,7 @@ void attend_task(const Attend& call, int entry_index, float* memory) {
   Ahead* ahead = entry.n_tokens <= AHEAD_TOKENS ? &fetching : nullptr;
   if (ahead) ahead->begin();
   with_codec(*call.keys, [&]<Codec C>() { load_queries<C>(t, call.query); });
+  if (call.rope) with_codec(*call.rope, [&]<Codec C>() { load_rope_queries<C>(t); });
   for (int head = 0; head < entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
     begin(t, s.merged_m, s.merged_l, s.merged);

@@ -243,6 +243,10 @@ NB_MODULE(_native, m) {
       .def("attend", [](GroupStep& self, const Plane& keys, const Plane& values, int query_heads, const RowsAt& query,
                         const RowsAt& sink_query, Address sink_logits, Address result, float scale, float softcap) {
         self.attend(keys, values, query_heads, rows_at(query), rows_at(sink_query), sink_logits, result, scale, softcap);
+      }, nb::call_guard<nb::gil_scoped_release>())
+      .def("attend_latent", [](GroupStep& self, const Plane& latent, const Plane& rope, int query_heads,
+                               const RowsAt& query, Address result, float scale, float softcap) {
+        self.attend_latent(latent, rope, query_heads, rows_at(query), result, scale, softcap);
       }, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Transcoder>(m, "Transcoder")
       .def(nb::init<const std::string&, const std::vector<std::pair<Plane, Plane>>&, int>(), "isa"_a, "planes"_a,

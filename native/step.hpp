@@ -122,13 +122,25 @@ struct GroupStep {
 
   void attend(const Plane& keys, const Plane& values, int query_heads, const Rows& query, const Rows& sink_query,
               Address sink_logits, Address result, float scale, float softcap) {
-    Shape shape = Shape::of(keys.heads, query_heads, keys.dim, values.dim);
+    attend_over(keys, values, nullptr, query_heads, query, sink_query, sink_logits, result, scale, softcap);
+  }
+
+  // Queries have the dims of both planes, one behind the other.
+  void attend_latent(const Plane& latent, const Plane& rope, int query_heads, const Rows& query, Address result,
+                     float scale, float softcap) {
+    if (latent.heads != 1 || rope.heads != 1) throw std::invalid_argument("latents have one row a token");
+    attend_over(latent, latent, &rope, query_heads, query, {}, 0, result, scale, softcap);
+  }
+
+  void attend_over(const Plane& keys, const Plane& values, const Plane* rope, int query_heads, const Rows& query,
+                   const Rows& sink_query, Address sink_logits, Address result, float scale, float softcap) {
+    Shape shape = Shape::of(keys.heads, query_heads, keys.dim + (rope ? rope->dim : 0), values.dim);
     cut(shape);
     finished.assign(tasks.joins.size(), 0);
     Attend call{cache.arena, &keys, &values, &sequences, tasks.entries.data(), tasks.joins.data(),
                 finished.data(), shape,
                 query, sink_query, reinterpret_cast<const float*>(sink_logits), reinterpret_cast<void*>(result),
-                scale, softcap, cache.parts(shape)};
+                scale, softcap, cache.parts(shape), rope};
     auto attend = [&](int task, int thread) { cache.isa->attend(call, task, cache.scratch(shape, thread)); };
     int n_tasks = int(tasks.entries.size());
     if (tasks.elements >= PARALLEL_ELEMENTS) return cache.team.run(n_tasks, attend);

@@ -198,7 +198,7 @@ struct Ahead {
         tile_blocks((TILE_TOKENS + seqs.block_tokens - 1) / seqs.block_tokens), n_heads(entry.n_heads),
         tile(first_token / seqs.block_tokens), block(tile),
         stop((stop_token + seqs.block_tokens - 1) / seqs.block_tokens), rate(n_heads + 1) {
-    const Plane* planes[] = {call.keys, call.values};
+    const Plane* planes[] = {call.keys, call.rope ? call.rope : call.values};
     for (int p = 0; p < 2; ++p)
       for (const Field* f : {&planes[p]->data, &planes[p]->high, &planes[p]->scale, &planes[p]->minimum})
         if (f->head_stride)

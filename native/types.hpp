@@ -82,7 +82,7 @@ struct Join {
 };
 
 struct Shape {
-  int kv_heads, shared, dim, value_dim;  // query heads that share a KV head
+  int kv_heads, shared, dim, value_dim;  // query heads that share a KV head; dims of queries and values
   int padded_dim, padded_value_dim;
 
   static Shape of(int kv_heads, int query_heads, int dim, int value_dim);
@@ -118,6 +118,7 @@ struct Attend {
   void* result;  // [tokens, query heads, value dim] of the query's type
   float scale, softcap;
   float* parts;
+  const Plane* rope = nullptr;  // rotary keys of latents, which are keys and values: see latent.hpp
 };
 
 struct Write {

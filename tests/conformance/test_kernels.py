@@ -27,14 +27,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdover.codecs.base import codec_names, get_codec, uniform
+from holdover.codecs.base import Codec, codec_names, get_codec
 from holdover.kernels._centre import Centre, turn_table
 from holdover.kernels.base import AttentionBatch, AttentionStep
 from holdover.kernels.native.availability import ISA_VARIABLE, extension
 from holdover.registry import load_plugin, plugin_names
 from holdover.spec.centres import CentreLayout
 from holdover.spec.groups import CacheSpec
-from holdover.spec.layers import LayerSpec, Plane
+from holdover.spec.layers import Attended, LayerSpec, Plane, latent_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.residency import Chunk, Full, Residency, Window, step_blocks
@@ -83,9 +83,13 @@ class Case:
     centred: bool = False
     sink_query: bool = False  # another query than the rest meets, which shares nothing with it
     sink_logits: bool = False
+    rope_dim: int = 0  # of latent attention, over latents of `head_dim`
+    rope_codec: str | None = None  # where it is another
 
     def __str__(self) -> str:
         parts = (self.codec, self.residency, self.heads, self.head_dim, self.block_tokens)
+        if self.rope_dim:
+            parts = (*parts, f"{self.rope_dim}{self.rope_codec or ''}")  # type: ignore[assignment]
         return "-".join(str(part) for part in (*parts, self.softcap, self.mix)).replace(" ", "")
 
 
@@ -127,21 +131,16 @@ class World:
     """One arena with two groups of layers (0, 2 and 1; 3 reads the rows of 0), and its backend."""
 
     def __init__(self, backend: str, case: Case, lengths: Sequence[tuple[int, int]], seed: int = 0):
-        self.case, self.codec, self.random = (
-            case,
-            get_codec(case.codec),
-            np.random.default_rng(seed),
-        )
-        kv_heads, dim = case.heads[1], case.head_dim
-        value_dim = case.value_dim or dim
-        planes = (Plane("k", kv_heads, dim), Plane("v", kv_heads, value_dim))
-        more = 8 if stores(case.codec, value_dim + 8) else 32
-        wider = (planes[0], Plane("v", kv_heads, value_dim + more))  # leaves sectors a remainder
+        self.case, self.random = case, np.random.default_rng(seed)
+        planes = self._planes(case)
+        last = planes[1]
+        more = 8 if stores(self._codec(last.name).name, last.dim + 8) else 32
+        wider = (planes[0], replace(last, dim=last.dim + more))  # leaves sectors a remainder
         other: Residency = Window(7) if case.residency == Full() else Full()
         mine = LayerSpec(planes, case.residency)
         layers = (mine, LayerSpec(wider, other), mine, LayerSpec(planes, case.residency, 0))
         self.spec = CacheSpec.of(layers, case.block_tokens)
-        self.layout = CacheLayout.of(self.spec, uniform(case.codec))
+        self.layout = CacheLayout.of(self.spec, lambda _, plane: self._codec(plane.name))
         step_tokens = max(1, sum(queries for _, queries in lengths))
         most = max(context for context, _ in lengths)
         limits = Limits(len(lengths), step_tokens, most, case.threads)
@@ -156,6 +155,21 @@ class World:
         workspace = self.room[: self.workspace_bytes]
         self.centres = self._make_centres(most) if case.centred else {}
         self.backend = module.bind(self.arena, self.layout, limits, workspace, self.centres)
+
+    def _planes(self, case: Case) -> tuple[Plane, ...]:
+        kv_heads, dim = case.heads[1], case.head_dim
+        if case.rope_dim:
+            return latent_planes(dim, case.rope_dim)
+        return (Plane("k", kv_heads, dim), Plane("v", kv_heads, case.value_dim or dim))
+
+    def _codec(self, plane: str) -> Codec:
+        other = self.case.rope_codec if plane == "rope" else None
+        return get_codec(other or self.case.codec)
+
+    @property
+    def max_error(self) -> float:
+        """Of the worse of two codecs."""
+        return max(self._codec(plane).max_error for plane in ("latent", "rope"))
 
     def _make_centres(self, max_context_tokens: int) -> dict[int, Centre]:
         """Layer 1 has another rope than layers 0 and 2, as window layers have. The means are
@@ -178,11 +192,12 @@ class World:
 
     def as_stored(self, layer: int, plane: str, rows: Tensor) -> Tensor:
         """What the codec gives back of a layer's rows at positions 0, 1, ..."""
+        codec = self._codec(plane)
         if plane != "k" or layer not in self.centres:
-            return self.codec.decode(self.codec.encode(rows))
+            return codec.decode(codec.encode(rows))
         centre, positions = self.centres[layer], torch.arange(len(rows))
         stored = centre.stored(rows.float(), positions)
-        found = self.codec.decode(self.codec.encode(stored))
+        found = codec.decode(codec.encode(stored))
         centre.restore(found, positions)
         return found
 
@@ -215,7 +230,8 @@ class World:
 
     def write(self, step: AttentionStep, pieces: Sequence[dict[tuple[int, str], Tensor]]) -> None:
         for layer in (0, 1, 2):
-            step.write(layer, {p: torch.cat([rows[layer, p] for rows in pieces]) for p in "kv"})
+            names = [plane.name for plane in self.spec.layers[layer].planes]
+            step.write(layer, {p: torch.cat([rows[layer, p] for rows in pieces]) for p in names})
 
     def store_history(self, sequences: Sequence[Running]) -> None:
         """Write what precedes the step, with NaN for rows that its queries cannot see."""
@@ -236,7 +252,8 @@ class World:
         step = self.begin([(s.start, s.context) for s in sequences])
         self.write(step, [{k: rows[s.start :] for k, rows in s.rows.items()} for s in sequences])
         query, sink_query = (
-            torch.cat([getattr(s, name) for s in sequences]) for name in ("query", "sink_query")
+            torch.cat([getattr(s, name) for s in sequences])[..., : self.query_dim(layer)]
+            for name in ("query", "sink_query")
         )
         result = step.attend(
             layer,
@@ -262,7 +279,7 @@ class World:
                 for layer in (0, 1, 2)
                 for plane in self.spec.layers[layer].planes
             }
-            shape = (queries, self.case.heads[0], self.case.head_dim)
+            shape = (queries, self.case.heads[0], self.query_dim(1))
             for layer, centre in self.centres.items():
                 keys = rows[layer, "k"].float()
                 centre.restore(keys, torch.arange(context))
@@ -272,6 +289,11 @@ class World:
             )
             made.append(Running(context, queries, rows, query, sink_query))
         return made
+
+    def query_dim(self, layer: int) -> int:
+        attended = Attended.of(self.spec.layers[layer].planes)
+        assert attended is not None
+        return attended.query_dim
 
     def free_bytes_are_untouched(self) -> bool:
         """Whether every byte outside the tables' blocks is what it was."""
@@ -304,16 +326,18 @@ def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
     """Attention of a sequence's queries in float64, every head and score written out."""
     case, residency = world.case, world.spec.layers[layer].residency
     storage, shared = world.spec.storage_layer(layer), case.heads[0] // case.heads[1]
-    keys, values = (
-        (rows if exact else world.as_stored(storage, plane, rows))
-        .double()
-        .repeat_interleave(shared, 1)
-        for plane, rows in ((p, running.rows[storage, p]) for p in "kv")
-    )
+    stored = [
+        (rows if exact else world.as_stored(storage, plane, rows)).double()
+        for plane, rows in ((p.name, running.rows[storage, p.name]) for p in world.spec.layers[layer].planes)
+    ]
+    if case.rope_dim:
+        stored = [torch.cat(stored, -1), stored[0]]
+    keys, values = (rows.repeat_interleave(shared, 1) for rows in stored)
+    query = running.query[..., : keys.shape[-1]]
     positions = range(running.start, running.context)
     pairs = [[not visible(residency, p, j) for j in range(running.context)] for p in positions]
     hidden = torch.tensor(pairs, dtype=torch.bool).view(running.queries, running.context)
-    scores = torch.einsum("qhd,khd->hqk", running.query.double(), keys)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys)
     if case.sink_query:
         sinks = keys[: residency.sink_tokens]
         found = torch.einsum("qhd,khd->hqk", running.sink_query.double(), sinks)
@@ -332,8 +356,8 @@ def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
 
 def rounding_of(backend: str, case: Case) -> float:
     """What a backend's arithmetic is allowed beside the codec's error."""
-    if backend == "native" and case.codec in ("int8", "int4"):
-        return INTEGERS
+    if backend == "native" and {case.codec, case.rope_codec} & {"int8", "int4"}:
+        return INTEGERS * (2 if case.rope_dim else 1)  # two products make a score
     if backend == "native" and case.codec == "bf16" and os.environ[ISA_VARIABLE] in BF16_ISAS:
         return BF16_WEIGHTS
     return EXACT
@@ -355,7 +379,7 @@ def check(
             for exact in (False, True):
                 want = dense(world, running, layer, exact)
                 error = (got - want).abs() - rounding * want.abs()
-                tolerance = rounding_of(backend, case) + exact * 16 * world.codec.max_error
+                tolerance = rounding_of(backend, case) + exact * 16 * world.max_error
                 tolerance *= 2 if case.centred else 1  # spreads up to 2
                 assert (error <= tolerance).all(), f"layer {layer}: off by {error.max():.2e}"
     assert world.free_bytes_are_untouched()
@@ -436,6 +460,30 @@ def test_learned_sinks(backend: str, codec: str, residency: Residency) -> None:
 def test_learned_sinks_of_long_contexts(backend: str) -> None:
     case = Case("bf16", head_dim=16, sink_logits=True)
     check(backend, case, ((2300, 1), (1100, 3), (600, 40)), layers=[0])
+LATENT_AXES = (codec_names(), RESIDENCIES, (1, 5, 16, 128), (32, 64, 512), BLOCK_TOKENS, tuple(MIXES))
+
+
+def latent_cases() -> list[Case]:
+    """Each codec and residency with some of the rest."""
+    draw = random.Random(1)
+    cases = []
+    for at, codec in enumerate(codec_names()):
+        for residency in RESIDENCIES[at % 2 :: 2]:
+            heads, dim, block_tokens, mix = (draw.choice(values) for values in LATENT_AXES[2:])
+            rope_dim = draw.choice((32, 64))
+            rope_codec = draw.choice((None, "bf16", "int8", "fp32"))
+            cases.append(
+                Case(
+                    codec, residency, (heads, 1), dim, block_tokens, draw.choice(SOFTCAPS), mix,
+                    rope_dim=rope_dim, rope_codec=rope_codec,
+                )
+            )  # fmt: skip
+    return cases
+
+
+@pytest.mark.parametrize("case", latent_cases(), ids=str)
+def test_latent_attention(backend: str, case: Case) -> None:
+    check(backend, case, MIXES[case.mix], layers=[0, 1, 3])
 
 
 def test_centred_keys_of_long_contexts(backend: str) -> None:
@@ -467,9 +515,22 @@ def test_long_contexts(backend: str, codec: str, residency: Residency) -> None:
     check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (1025, 40), (40, 1)), layers=[0])
 
 
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_latents_of_long_contexts(backend: str, codec: str) -> None:
+    """At DeepSeek's dims, past several partial results; two threads."""
+    case = Case(codec=codec, heads=(16, 1), head_dim=512, rope_dim=64)
+    check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (300, 40), (40, 1)), layers=[0])
+
+
 @pytest.mark.parametrize("head_dim", [8, 64])
 def test_bf16_queries(backend: str, head_dim: int) -> None:
     case = Case(codec="bf16", head_dim=head_dim, dtype=torch.bfloat16)
+    check(backend, case, MIXES["mixed"])
+
+
+@pytest.mark.parametrize("rope_codec", ["bf16", "int4"])
+def test_bf16_queries_of_latents(backend: str, rope_codec: str) -> None:
+    case = Case(codec="bf16", heads=(6, 1), dtype=torch.bfloat16, rope_dim=32, rope_codec=rope_codec)
     check(backend, case, MIXES["mixed"])
 
 
@@ -503,7 +564,9 @@ def test_chunked_equals_whole(backend: str, residency: Residency) -> None:
         torch.testing.assert_close(world.step([running])[0], want[start:stop], atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int4 centred"])
+@pytest.mark.parametrize(
+    "codec", ["fp32", "bf16", "int8", "int4", "int4 centred", "bf16 latent", "int4 latent"]
+)
 @pytest.mark.parametrize(
     "residency", [Full(), Window(700, 3), Window(500, 140), Chunk(1100)], ids=str
 )
@@ -513,11 +576,17 @@ def test_native_results_are_the_same_bit_for_bit(
     """Whole, in chunks, alone, batched and on one thread: past several partial results of keys."""
     if backend != "native":
         pytest.skip("the reference sums by shape, within a tolerance")
-    name, _, centred = codec.partition(" ")
-    second = residency == Window(500, 140)
+    name, _, kind = codec.partition(" ")
+    second = residency == Window(500, 140) and kind != "latent"
     case = Case(
-        codec=name, residency=residency, head_dim=64, centred=bool(centred), sink_query=second
+        codec=name,
+        residency=residency,
+        head_dim=64,
+        centred=kind == "centred",
+        sink_query=second,
     )
+    if kind == "latent":
+        case = replace(case, heads=(6, 1), rope_dim=32)
     context = 2300
     world = World(backend, case, [(context, context)])
     [whole] = world.sequences([(context, context)])

@@ -13,7 +13,7 @@ from holdover.cache.mover import Mover
 from holdover.codecs.base import uniform
 from holdover.registry import plugin_names
 from holdover.spec.groups import CacheSpec
-from holdover.spec.layers import LayerSpec, attention_planes
+from holdover.spec.layers import LayerSpec, attention_planes, latent_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import Chunk, Full, Window
 
@@ -29,6 +29,7 @@ MODELS = {
     "sinks": [Window(5, 3), Full(), Full()],
     "endless": [Window(4), Window(9, 2), Window(9, 2)],
     "chunk": [Chunk(8), Chunk(8), Chunk(8), Full()],
+    "latent": [*["latent"] * 2, Window(6)],
     "three": [Full(), Window(9), Window(9), Window(4), Window(4), Window(4)],
 }
 tokens_lists = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_TOKENS)
@@ -59,7 +60,12 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def build(self, data, block_tokens, extra, eviction):
         model = data.draw(st.sampled_from(self.models))
-        layers = tuple(LayerSpec(attention_planes(1, 1), r) for r in MODELS[model])
+        layers = tuple(
+            LayerSpec(latent_planes(3, 1), Full())
+            if residency == "latent"
+            else LayerSpec(attention_planes(1, 1), residency)
+            for residency in MODELS[model]
+        )
         self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
         peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
         self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)

@@ -5,13 +5,15 @@
     int4,0-1=bf16           all in int4, but for layers 0 and 1
     int4,k=int8,k@0-3=bf16  the narrowest rule that names a plane and layer decides
 
+    latent=int4,rope=bf16   of a model with latents, its two planes apart
+
 "v" are the planes of that name, "k" all others: latents lie among the keys.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from holdover.errors import ConfigError
@@ -19,24 +21,27 @@ from holdover.spec.layers import Plane
 from holdover.spec.layout import FieldCodec
 
 UNNAMED = "bf16"
-_WHERE = re.compile(r"(?:([kv])@)?(\d+)(?:-(\d+))?|([kv])")
+_PLANES = ("latent", "rope")  # with a name of their own beside "k"
+_WHERE = re.compile(r"(?:(k|v|latent|rope)@)?(\d+)(?:-(\d+))?|(k|v|latent|rope)")
 _HELP = "give one codec, or parts such as k=int8,v=int4 or int4,0-1=bf16,k@2=int8"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`codec` for the planes ("k", "v" or any) of layers first..last (or all)."""
+    """`codec` for some planes ("k", "v", one of _PLANES, or any) of layers first..last (or all)."""
 
     codec: FieldCodec
     plane: str | None = None
     layers: range | None = None
 
     def covers(self, layer: int, plane: str) -> bool:
-        return self.plane in (None, plane) and (self.layers is None or layer in self.layers)
+        named = self.plane in (None, plane, "v" if plane == "v" else "k")
+        return named and (self.layers is None or layer in self.layers)
 
     @property
-    def narrowness(self) -> tuple[bool, bool]:
-        return self.layers is not None, self.plane is not None
+    def narrowness(self) -> tuple[bool, int]:
+        plane = 0 if self.plane is None else 1 + (self.plane in _PLANES)
+        return self.layers is not None, plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +52,26 @@ class KvChoice:
     rules: tuple[Rule, ...]  # the narrowest first
 
     def __call__(self, layer: int, plane: Plane) -> FieldCodec:
-        kind = "v" if plane.name == "v" else "k"
-        return next(rule.codec for rule in self.rules if rule.covers(layer, kind))
+        return next(rule.codec for rule in self.rules if rule.covers(layer, plane.name))
 
     @property
     def of_planes(self) -> tuple[str, str] | None:
-        """Codecs of keys and of values; None where layers differ."""
-        if any(rule.layers is not None for rule in self.rules):
+        """Codecs of keys and of values; None where layers or other planes differ."""
+        if any(rule.layers is not None or rule.plane in _PLANES for rule in self.rules):
             return None
         key, value = (next(r.codec.name for r in self.rules if r.covers(0, p)) for p in "kv")
         return key, value
+
+    def demand_planes(self, planes: Iterable[Plane]) -> None:
+        """Refuse a rule for planes that a model has not."""
+        names = sorted({plane.name for plane in planes})
+        known = {*names, *("k" for name in names if name != "v")}
+        for rule in self.rules:
+            if rule.plane is not None and rule.plane not in known:
+                raise ConfigError(
+                    "--kv",
+                    f"{self.name!r} names {rule.plane}; this model stores {' and '.join(names)}",
+                )
 
     def demand_layers(self, n_layers: int) -> None:
         """Refuse a rule for layers that a model has not."""

@@ -92,6 +92,7 @@ def plan_serving(
     imposed = imposed_window(config)
     geometry = served_geometry(checkpoint, imposed)
     codec_for.demand_layers(len(geometry.layers))
+    codec_for.demand_planes(plane for layer in geometry.layers for plane in layer.planes)
     spec = CacheSpec.of(geometry.layers, config.block_tokens)
     layout = CacheLayout.of(spec, codec_for)
     selected = select_backend(backend, layout)

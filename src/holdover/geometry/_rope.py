@@ -80,12 +80,16 @@ def context_limit(rope: Rope, context_tokens: int) -> int:
     return max(context_tokens, int(rope.factor * rope.original_context_tokens))
 
 
-def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+def stretch_magnitude(factor: float, weight: float) -> float:
+    """By what queries or keys grow with a context stretched `factor` times (YaRN's mscale)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
+
+def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
     if scaling.has("attention_factor"):
         return scaling.number("attention_factor")
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return magnitude(scaling.number("mscale")) / magnitude(scaling.number("mscale_all_dim"))
-    return magnitude(1.0)
+        weights = scaling.number("mscale"), scaling.number("mscale_all_dim")
+        turned, all_dims = (stretch_magnitude(factor, weight) for weight in weights)
+        return turned / all_dims
+    return stretch_magnitude(factor, 1.0)

@@ -13,6 +13,8 @@ from math import prod
 from typing import Any, Literal, Protocol, cast
 
 from holdover.errors import UnsupportedModelError
+from holdover.geometry.experts import WIDE, Experts, expert_tensors
+from holdover.geometry.latent import Latent, latent_tensors
 from holdover.registry import load_all, load_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import LayerSpec
@@ -48,7 +50,11 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """A decoder of one family. Sizes count elements, contexts count tokens."""
+    """A decoder of one family. Sizes count elements, contexts count tokens.
+
+    With `latent`, heads are cached as one latent row, and `head_dim` is a query's before it is
+    absorbed. With `experts`, some layers have a mixture in place of the gated MLP.
+    """
 
     family: str
     architecture: str
@@ -72,6 +78,8 @@ class Geometry:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    latent: Latent | None = None
+    experts: Experts | None = None
     stored_dtype: str | None = None  # the config's own name, for example "bfloat16"
 
     @property
@@ -137,8 +145,9 @@ def expected_tensors(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     }
     if not geometry.tied_embeddings:
         shapes["lm_head.weight"] = (geometry.vocab_size, geometry.hidden_size)
-    layer = _linear_tensors(geometry) | dict(_family(geometry).layer_tensors(geometry))
+    same = dict(_family(geometry).layer_tensors(geometry))
     for index in range(len(geometry.layers)):
+        layer = _linear_tensors(geometry, index) | same
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -147,15 +156,20 @@ def planned_weights_bytes(geometry: Geometry, dtype: DType) -> int:
     """Bytes that the loaded model holds, to the byte; `Model.weights_nbytes` equals this.
 
     Fusing q, k, v and gate, up moves bytes and adds none. The weights of the q/k norms are spread
-    over the heads they apply to; rotary frequencies are held in fp32.
+    over the heads they apply to; rotary frequencies and routers are held in fp32.
     """
-    matrices = sum(prod(shape) for shape in _linear_tensors(geometry).values())
+    matrices = routers = 0
+    for index in range(len(geometry.layers)):
+        shapes = _linear_tensors(geometry, index)
+        routers += sum(prod(shapes[name]) for name in WIDE if name in shapes)
+        matrices += sum(map(prod, shapes.values()))
     norms, wide_norms = _family(geometry).resident_norm_elements(geometry)
     n_layers = len(geometry.layers)
     embeddings = geometry.vocab_size * geometry.hidden_size * (2 - geometry.tied_embeddings)
     last_norm, last_wide = (0, geometry.hidden_size) if wide_norms else (geometry.hidden_size, 0)
-    elements = embeddings + last_norm + n_layers * (matrices + norms)
-    wide = last_wide + n_layers * wide_norms + sum(rope.dim // 2 for rope in geometry.ropes)
+    elements = embeddings + last_norm + matrices - routers + n_layers * norms
+    wide = last_wide + n_layers * wide_norms + routers
+    wide += sum(rope.dim // 2 for rope in geometry.ropes)
     return elements * dtype.item_bytes + wide * DType.FP32.item_bytes
 
 
@@ -163,18 +177,40 @@ def _family(geometry: Geometry) -> FamilyModule:
     return cast(FamilyModule, load_plugin(_FAMILIES, geometry.family))
 
 
-def _linear_tensors(geometry: Geometry) -> dict[str, tuple[int, ...]]:
-    """Matrices and biases of one layer; the same in every family served so far."""
+def _linear_tensors(geometry: Geometry, layer: int) -> dict[str, tuple[int, ...]]:
+    """Matrices and biases of one layer, by the name after `model.layers.N.`."""
     g = geometry
-    linears = {
-        "self_attn.q_proj": (g.query_width, g.hidden_size, g.qkv_bias),
-        "self_attn.k_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
-        "self_attn.v_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
-        "self_attn.o_proj": (g.hidden_size, g.query_width, g.output_bias),
-        "mlp.gate_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
-        "mlp.up_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
-        "mlp.down_proj": (g.hidden_size, g.intermediate_size, g.mlp_bias),
-    }
+    if g.latent is None:
+        attention = _attention_tensors(g)
+    else:
+        attention = latent_tensors(g.latent, g.hidden_size, g.query_heads, g.output_bias)
+    if g.experts is None or not g.experts.mixes(layer):
+        return attention | _mlp_tensors(g)
+    return attention | expert_tensors(g.experts, g.hidden_size)
+
+
+def _attention_tensors(g: Geometry) -> dict[str, tuple[int, ...]]:
+    return _with_biases(
+        {
+            "self_attn.q_proj": (g.query_width, g.hidden_size, g.qkv_bias),
+            "self_attn.k_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
+            "self_attn.v_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
+            "self_attn.o_proj": (g.hidden_size, g.query_width, g.output_bias),
+        }
+    )
+
+
+def _mlp_tensors(g: Geometry) -> dict[str, tuple[int, ...]]:
+    return _with_biases(
+        {
+            "mlp.gate_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
+            "mlp.up_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
+            "mlp.down_proj": (g.hidden_size, g.intermediate_size, g.mlp_bias),
+        }
+    )
+
+
+def _with_biases(linears: Mapping[str, tuple[int, int, bool]]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, columns, bias) in linears.items():
         shapes[f"{name}.weight"] = (rows, columns)

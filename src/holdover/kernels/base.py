@@ -55,6 +55,9 @@ class AttentionStep(Protocol):
     ) -> Tensor:
         """Causal attention of `query` [tokens, query_heads, head_dim] over the layer's rows.
 
+        Over planes `latent` and `rope` a query has the dims of both, one behind the other, and
+        what is mixed are the latents.
+
         Scores are multiplied by `scale`, then passed through softcap * tanh(x / softcap) if that is
         not 0. Returns [tokens, query_heads, v dim] in the query's dtype. Rows written by `write` in
         this step are seen.

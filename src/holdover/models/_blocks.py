@@ -86,10 +86,14 @@ def gated_mlp(hidden: Tensor, weights: MlpWeights, geometry: Geometry) -> Tensor
     """Pre-norm and gated MLP of `hidden` [tokens, hidden]."""
     x = rms_norm(hidden, weights.norm, geometry.norm_eps)
     x = F.linear(x, weights.gate_up, weights.gate_up_bias)
-    gate, up = x.chunk(2, dim=-1)
-    gate = _activate(gate, geometry.activation).mul_(up)
-    del x, up
-    return F.linear(gate, weights.down, weights.down_bias)
+    x = gated(x, geometry.activation)
+    return F.linear(x, weights.down, weights.down_bias)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) x up of `gate_up` [tokens, 2 inner], the gate first."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _activate(gate, activation).mul_(up)
 
 
 def logits(hidden: Tensor, norm: Tensor, head: Tensor, geometry: Geometry) -> Tensor:

@@ -158,6 +158,10 @@ class _Drawing:
 def refusal(geometry: Geometry) -> str | None:
     """Why the native decoder does not compute this model, in words; None: it does."""
     g = geometry
+    if g.latent is not None:
+        return "it takes keys and values, not latents"
+    if g.experts is not None:
+        return "it takes one MLP a layer, not experts"
     if any(rope.dim != g.head_dim for rope in g.ropes):
         return "it turns whole heads"
     if any(plane.dim != g.head_dim for layer in g.layers for plane in layer.planes):

@@ -24,6 +24,8 @@ from holdover.models._blocks import (
     self_attention,
     storage_nbytes,
 )
+from holdover.models._experts import ExpertWeights, expert_mlp, load_experts
+from holdover.models._latent import LatentWeights, latent_attention, load_latent
 from holdover.models._loading import Loader
 from holdover.models.base import Family
 from holdover.spec.dtypes import DType
@@ -32,9 +34,9 @@ from holdover.weights.base import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention: AttentionWeights
+    attention: AttentionWeights | LatentWeights
     attention_post_norm: Tensor | None
-    mlp: MlpWeights
+    mlp: MlpWeights | ExpertWeights
     mlp_post_norm: Tensor | None
 
 
@@ -94,11 +96,11 @@ class Decoder:
             turn = angles[g.layer_ropes[index]]
             sink_turn = None if at_sinks is None else sink_angles[at_sinks]
             hidden += _normed(
-                self_attention(hidden, layer.attention, turn, sink_turn, index, step, g),
+                _attend(hidden, layer.attention, turn, sink_turn, index, step, g),
                 layer.attention_post_norm,
                 g,
             )
-            hidden += _normed(gated_mlp(hidden, layer.mlp, g), layer.mlp_post_norm, g)
+            hidden += _normed(_mlp(hidden, layer.mlp, g), layer.mlp_post_norm, g)
         hidden = hidden.index_select(0, logit_rows)
         return logits(hidden, self.norm, self.head, g)
 
@@ -111,15 +113,37 @@ def embedding_scale(geometry: Geometry, family: Family, dtype: DType) -> float:
     return float(factor)
 
 
+def _attend(
+    hidden: Tensor,
+    weights: AttentionWeights | LatentWeights,
+    angles: _rope.Angles,
+    sink_angles: _rope.Angles | None,
+    layer: int,
+    step: AttentionStep,
+    geometry: Geometry,
+) -> Tensor:
+    if isinstance(weights, LatentWeights):
+        assert sink_angles is None, "a window is not imposed on latents"
+        return latent_attention(hidden, weights, angles, layer, step, geometry)
+    return self_attention(hidden, weights, angles, sink_angles, layer, step, geometry)
+
+
+def _mlp(hidden: Tensor, weights: MlpWeights | ExpertWeights, geometry: Geometry) -> Tensor:
+    if isinstance(weights, ExpertWeights):
+        return expert_mlp(hidden, weights, geometry)
+    return gated_mlp(hidden, weights, geometry)
+
+
 def _normed(x: Tensor, weight: Tensor | None, geometry: Geometry) -> Tensor:
     return x if weight is None else rms_norm(x, weight, geometry.norm_eps)
 
 
 def _layer(loader: Loader, index: int) -> Layer:
-    family = loader.family
+    family, g = loader.family, loader.geometry
+    mixes = g.experts is not None and g.experts.mixes(index)
     return Layer(
-        attention=loader.attention(index),
+        attention=loader.attention(index) if g.latent is None else load_latent(loader, index),
         attention_post_norm=loader.layer_norm(index, family.attention_post_norm),
-        mlp=loader.mlp(index),
+        mlp=load_experts(loader, index) if mixes else loader.mlp(index),
         mlp_post_norm=loader.layer_norm(index, family.mlp_post_norm),
     )

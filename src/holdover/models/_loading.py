@@ -56,6 +56,11 @@ class Loader:
             part.copy_(self.checkpoint.load(name, dtype))
         return whole
 
+    def wide(self, name: str) -> Tensor:
+        """A tensor in fp32, whatever the model's dtype."""
+        loaded = self.checkpoint.load(name, torch.float32)
+        return loaded.clone() if self.checkpoint.tensors[name].dtype_name == "F32" else loaded
+
     def embedding(self) -> Tensor:
         return self.stacked(["model.embed_tokens.weight"])
 

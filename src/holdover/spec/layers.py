@@ -32,3 +32,41 @@ class LayerSpec:
 def attention_planes(kv_heads: int, head_dim: int) -> tuple[Plane, ...]:
     """Keys and values of MHA, GQA and MQA."""
     return (Plane("k", kv_heads, head_dim), Plane("v", kv_heads, head_dim))
+
+
+def latent_planes(rank: int, rope_dim: int) -> tuple[Plane, ...]:
+    """The latent and the rotary key of MLA, one row of each for all heads."""
+    return (Plane("latent", 1, rank), Plane("rope", 1, rope_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What attention reads of a token: a query meets the rows of `keys`, one behind the other.
+
+    Where `values` is one of them, as MLA's latent is, what is mixed are views of these keys.
+    """
+
+    keys: tuple[Plane, ...]
+    values: Plane
+
+    @classmethod
+    def of(cls, planes: tuple[Plane, ...]) -> Attended | None:
+        """None: no rule here attends over such planes."""
+        by_name = {plane.name: plane for plane in planes}
+        if by_name.keys() == {"k", "v"}:
+            return cls((by_name["k"],), by_name["v"])
+        if by_name.keys() == {"latent", "rope"}:
+            return cls((by_name["latent"], by_name["rope"]), by_name["latent"])
+        return None
+
+    @property
+    def heads(self) -> int:
+        return self.values.heads
+
+    @property
+    def query_dim(self) -> int:
+        return sum(plane.dim for plane in self.keys)
+
+    @property
+    def values_are_keys(self) -> bool:
+        return self.values in self.keys

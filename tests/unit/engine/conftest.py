@@ -18,7 +18,12 @@ import pytest
 import tokenizers
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from holdover.cache.arena import HostArena
 from holdover.cache.costs import Costs
@@ -297,6 +302,28 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
         bos_token_id=None, eos_token_id=256, pad_token_id=None, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
+    return load_with_bytes(folder)
+
+
+@pytest.fixture(scope="session")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Two layers of random DeepSeek-V2 over bytes, the second of them with experts."""
+    folder = tmp_path_factory.mktemp("tiny-deepseek")
+    torch.manual_seed(3)
+    config = DeepseekV2Config(
+        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=32,
+        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=1,
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=256, pad_token_id=None,
+        initializer_range=0.2,
+    )  # fmt: skip
+    DeepseekV2ForCausalLM(config).save_pretrained(folder)
+    return load_with_bytes(folder)
+
+
+def load_with_bytes(folder: Path) -> Loaded:
+    """The model of a folder, with a tokenizer put beside it."""
     (folder / "tokenizer.json").write_text(byte_tokenizer_json())
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
     return Loaded.of(folder)

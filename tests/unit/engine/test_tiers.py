@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from holdover.geometry.imposed import ImposedWindow, with_window
 
-from .conftest import GREEDY, Loaded, Serve, Served, byte_tokenizer_json
+from .conftest import GREEDY, Loaded, Serve, Served, load_with_bytes
 
 PARAMS = replace(GREEDY, max_tokens=6, ignore_eos=True)
 ARENA_BYTES = 1 << 17
@@ -51,9 +49,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
         initializer_range=0.2,
     )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(byte_tokenizer_json())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
-    return Loaded.of(folder)
+    return load_with_bytes(folder)
 
 
 @pytest.fixture
@@ -66,7 +62,10 @@ def endless(tiny: Loaded) -> Loaded:
 
 @pytest.mark.parametrize(
     ("model", "codec"),
-    [*product(("tiny", "windowed"), ("fp32", "bf16", "int8", "int4")), ("endless", "int4")],
+    [
+        *product(("tiny", "windowed", "latents"), ("fp32", "bf16", "int8", "int4")),
+        ("endless", "int4"),
+    ],
 )
 @pytest.mark.parametrize("tier", ["ram", "disk"])
 def test_what_the_arena_lost_comes_back(

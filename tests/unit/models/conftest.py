@@ -30,6 +30,7 @@ from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.units import ceil_div
 
+PLANES = ("k", "v", "latent", "rope")
 Turn = Sequence[tuple[int, int]]
 """One step: (sequence, tokens to compute)."""
 
@@ -77,9 +78,11 @@ class ContiguousStep:
         self, layer: int, sequence: int, query: Tensor, scale: float, softcap: float
     ) -> Tensor:
         shared = self.geometry.query_heads // self.geometry.kv_heads
-        keys, values = (
-            self.rows[layer, sequence, p].repeat_interleave(shared, 1).transpose(0, 1) for p in "kv"
-        )
+        stored = {p: self.rows[layer, sequence, p] for p in PLANES if (layer, sequence, p) in self.rows}
+        if "latent" in stored:
+            stored["k"] = torch.cat((stored["latent"], stored["rope"]), -1)
+            stored["v"] = stored["latent"]
+        keys, values = (stored[p].repeat_interleave(shared, 1).transpose(0, 1) for p in "kv")
         scores = query.to(self.dtype).transpose(0, 1) @ keys.transpose(1, 2) * scale
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
@@ -205,6 +208,18 @@ _YARN = {
 _LOCAL = {"rope_type": "default", "rope_theta": 100.0}
 _GLOBAL = {"rope_type": "default", "rope_theta": 5000.0}
 _GEMMA = {"head_dim": 10, "query_pre_attn_scalar": 24, "sliding_window": 7, "hidden_size": 42}
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2_mha": ("Llama", {"num_key_value_heads": 6}),
@@ -247,6 +262,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3_wrapper": ("Gemma3", _GEMMA | {"sliding_window": 11}),
+    "deepseek_v2": (
+        "DeepseekV2",
+        _LATENT
+        | {"q_lora_rank": 24, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 4.0, "rope_parameters": _YARN | {"mscale": 1.2, "mscale_all_dim": 0.9}},
+    ),
+    "deepseek_v2_lite": (
+        "DeepseekV2",
+        _LATENT
+        | {"q_lora_rank": None, "rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek_v2_biases": ("DeepseekV2", _LATENT | {"q_lora_rank": 24, "attention_bias": True}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        _LATENT | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "rope_parameters": _YARN},
+    ),
+    "deepseek_v3_halves": (
+        "DeepseekV3",
+        _LATENT
+        | {"q_lora_rank": None, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0}
+        | {"rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 1},
+    ),
 }
 
 
@@ -282,7 +319,9 @@ def hf_model(variant: str) -> Any:
     """A model whose every weight matters: norms away from one, biases away from zero."""
     config = hf_config(variant)
     torch.manual_seed(0)
-    model = hf_class(variant).from_config(config, attn_implementation="eager")
+    model = hf_class(variant).from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    )
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:

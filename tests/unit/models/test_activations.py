@@ -40,6 +40,8 @@ class RandomCheckpoint:
 class NullStep:
     """Attention that allocates its result and the fp32 copies a backend may make, nothing else."""
 
+    value_dim: int
+
     def write(self, layer: int, rows: Mapping[str, Tensor]) -> None:
         pass
 
@@ -48,9 +50,10 @@ class NullStep:
     ) -> Tensor:
         wide = torch.empty(query.shape, dtype=torch.float32).copy_(query)
         second = None if more["sink_query"] is None else more["sink_query"].float().clone()
-        result = torch.empty(query.shape, dtype=torch.float32).copy_(wide)
+        values = wide[..., : self.value_dim]
+        result = torch.empty(values.shape, dtype=torch.float32).copy_(values)
         del second
-        return torch.empty_like(query).copy_(result)
+        return query.new_empty(values.shape).copy_(result)
 
 
 def measured_peak_bytes(model: Model, limits: Limits) -> int:
@@ -60,7 +63,7 @@ def measured_peak_bytes(model: Model, limits: Limits) -> int:
         tokens = torch.zeros(limits.step_tokens, dtype=torch.int64)
         positions = torch.arange(limits.step_tokens)
         rows = torch.arange(limits.max_sequences)
-        model.forward(tokens, positions, NullStep(), rows)
+        model.forward(tokens, positions, NullStep(model.geometry.layers[0].planes[0].dim), rows)
     results = profiler.profiler.kineto_results
     events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
     live = peak = 0
@@ -75,6 +78,21 @@ COMMON = {
     "num_hidden_layers": 2,
     "vocab_size": 1000,
     "max_position_embeddings": 4096,
+}
+LATENT = {
+    "num_attention_heads": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_routed_experts": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
 }
 SHAPES: dict[str, tuple[dict[str, Any], Limits]] = {
     "mlp is widest": (
@@ -101,6 +119,16 @@ SHAPES: dict[str, tuple[dict[str, Any], Limits]] = {
         {"model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048}
         | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
         Limits(16, 512, 4096),
+    ),
+    "absorbed queries are widest": (
+        {"model_type": "deepseek_v2", "hidden_size": 256, "intermediate_size": 512} | LATENT,
+        Limits(16, 300, 4096),
+    ),
+    "experts are widest": (
+        {"model_type": "deepseek_v3", "hidden_size": 512, "intermediate_size": 512}
+        | LATENT
+        | {"num_attention_heads": 2, "kv_lora_rank": 64, "moe_intermediate_size": 1024},
+        Limits(16, 300, 4096),
     ),
     "biases": (
         {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024}

@@ -83,19 +83,30 @@ def test_planned_weights_are_the_weights(variant: str, dtype: DType, saved: Any)
 def test_bf16_rounds_where_transformers_does(
     variant: str, attention: torch.dtype, saved: Any
 ) -> None:
-    """With an attention that rounds as theirs, a few last bits differ; with ours, bf16's noise."""
+    """With an attention that rounds as theirs, a few last bits differ; with ours, bf16's noise.
+
+    Keys and values that are never made are not rounded, and an expert that is nearly tied may be
+    another: there the noise of most logits is compared, with our attention alone.
+    """
+    absorbed = variant.startswith("deepseek")
+    if absorbed and attention == torch.bfloat16:
+        pytest.skip("queries are rounded where transformers rounds keys")
+    middle = torch.median if absorbed else torch.mean
     folder, hf = saved(variant)
     prompts = make_prompts()
     exact = torch.cat(expected_logits(hf, prompts))
     half = hf_class(variant).from_pretrained(
-        folder, dtype=torch.bfloat16, attn_implementation="eager"
+        folder,
+        dtype=torch.bfloat16,
+        attn_implementation="eager",
+        experts_implementation="eager",
     )
     rounded = torch.cat(expected_logits(half, prompts))
     model = load(folder, DType.BF16)
     cache = ContiguousCache(model.geometry, attention)
     actual = torch.cat(step_through(model, cache, prompts, TURNS["one step"]))
-    noise = (rounded - exact).abs().mean()
-    assert (actual - exact).abs().mean() < 1.25 * noise
+    noise = middle((rounded - exact).abs())
+    assert middle((actual - exact).abs()) < 1.25 * noise
     if attention == torch.bfloat16:
         assert (actual - rounded).abs().mean() < 0.05 * noise
 

@@ -70,6 +70,12 @@ def native_checkpoint(saved: Any, variant: str, monkeypatch: pytest.MonkeyPatch)
     return open_checkpoint(saved(variant)[0])
 
 
+@pytest.fixture(params=[name for name in VARIANTS if not name.startswith("deepseek")])
+def variant(request: pytest.FixtureRequest) -> str:
+    """Those whose step it computes: latents and experts are torch's."""
+    return str(request.param)
+
+
 @pytest.fixture
 def checkpoint(saved: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     return native_checkpoint(saved, variant, monkeypatch)
@@ -103,6 +109,12 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(ISA_VARIABLE, request.param)
     name: str = request.param
     return name
+
+
+def test_latents_and_experts_are_refused(saved: Any) -> None:
+    lite = read_geometry(open_checkpoint(saved("deepseek_v2_lite")[0]).config)
+    assert refusal(lite) == "it takes keys and values, not latents"
+    assert refusal(replace(lite, latent=None)) == "it takes one MLP a layer, not experts"
 
 
 @pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from holdover.kernels.base import KernelBackend
 from holdover.kernels.native.availability import refusal as refusal
 from holdover.kernels.native.availability import require
+from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 
@@ -29,13 +30,14 @@ def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> in
     for block, peak_blocks in zip(layout.blocks, peaks, strict=True):
         # Of a window, what lies in it: partial results begin at multiples of their size.
         most_tokens = peak_blocks * block.block_tokens + 2 * native.SPLIT_TOKENS
-        planes = {plane.name: plane for plane in block.group.planes}
+        attended = Attended.of(block.group.planes)
+        assert attended is not None
         needs.append(
             native.workspace_bytes(
-                kv_heads=planes["k"].heads,
+                kv_heads=attended.heads,
                 query_heads=query_heads,
-                dim=planes["k"].dim,
-                value_dim=planes["v"].dim,
+                dim=attended.query_dim,
+                value_dim=attended.values.dim,
                 threads=limits.threads,
                 max_sequences=limits.max_sequences,
                 max_context_tokens=min(context_tokens, most_tokens),

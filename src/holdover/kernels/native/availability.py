@@ -10,6 +10,7 @@ from math import prod
 from types import ModuleType
 
 from holdover.errors import ConfigError
+from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout, PlacedField
 
 ISA_VARIABLE = "HOLDOVER_ISA"
@@ -37,9 +38,9 @@ def refusal(layout: CacheLayout) -> str | None:
         return "the native kernels were not built when holdover was installed: no C++20 compiler"
     codecs, most_dims = native.codecs(), native.MAX_DIM
     for block in layout.blocks:
-        names = {plane.name for plane in block.group.planes}
-        if names != {"k", "v"}:
-            return f"the native kernels attend over k and v, not over {', '.join(sorted(names))}"
+        if Attended.of(block.group.planes) is None:
+            names = ", ".join(sorted(plane.name for plane in block.group.planes))
+            return f"the native kernels attend over k and v or over latent and rope, not over {names}"
         for plane in block.group.planes:
             if plane.dim % 8 or plane.dim > most_dims:
                 return (

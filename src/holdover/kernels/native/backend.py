@@ -19,6 +19,7 @@ from holdover.kernels._centre import Centre, Centres
 from holdover.kernels.base import AttentionBatch
 from holdover.kernels.native.availability import chosen_isa, field_strides
 from holdover.kernels.native.threads import torch_parallel
+from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 
@@ -71,8 +72,8 @@ class Native:
             for layer in group.layers
             for plane in group.planes
         }
-        for group in layout.spec.groups:
-            for layer in group.layers:
+        for layer, name in planes:
+            if name == "k":
                 cache.set_planes(layer, planes[layer, "k"], planes[layer, "v"])
         return cls(module, layout, cache, planes, isa, (arena, workspace, centres))
 
@@ -140,18 +141,25 @@ class Step:
         assert sink_logits is None or sink_logits.dtype == torch.float32
         logits = None if sink_logits is None else sink_logits.contiguous()
         n_tokens, query_heads, _ = held.shape
-        result = held.new_empty(n_tokens, query_heads, group.planes[1].dim)
-        self.groups[group.index].attend(
-            planes[storage, "k"],
-            planes[storage, "v"],
-            query_heads,
-            _rows_at(held),
-            _NO_ROWS if sinks is None else _rows_at(sinks),
-            0 if logits is None else logits.data_ptr(),
-            result.data_ptr(),
-            scale,
-            softcap,
-        )
+        attended = Attended.of(group.planes)
+        assert attended is not None
+        result = held.new_empty(n_tokens, query_heads, attended.values.dim)
+        of_group, to = self.groups[group.index], (result.data_ptr(), scale, softcap)
+        if attended.values_are_keys:
+            assert sinks is None, "latents meet no second query"
+            assert logits is None, "latents have no learned sinks"
+            latent, rope = (planes[storage, name] for name in ("latent", "rope"))
+            of_group.attend_latent(latent, rope, query_heads, _rows_at(held), *to)
+        else:
+            of_group.attend(
+                planes[storage, "k"],
+                planes[storage, "v"],
+                query_heads,
+                _rows_at(held),
+                _NO_ROWS if sinks is None else _rows_at(sinks),
+                0 if logits is None else logits.data_ptr(),
+                *to,
+            )
         return result if result.dtype == query.dtype else result.to(query.dtype)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdover.kernels.base import KernelBackend
 from holdover.kernels.reference.scratch import workspace_bytes as workspace_bytes
+from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 
 def refusal(layout: CacheLayout) -> str | None:
-    """It serves every codec and layout."""
+    """It serves every codec, over keys and values or over latents."""
+    for block in layout.blocks:
+        if Attended.of(block.group.planes) is None:
+            names = ", ".join(plane.name for plane in block.group.planes)
+            return f"no kernels attend over {names}"
     return None
 
 

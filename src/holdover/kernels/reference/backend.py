@@ -95,11 +95,11 @@ class Step:
         group = layout.blocks[layout.spec.group_of_layer[layer]].group
         storage = layout.spec.storage_layer(layer)
         scratch = Scratch.of(group, query.shape[1])
-        result = query.new_empty(*query.shape[:2], scratch.values.dim)
+        result = query.new_empty(*query.shape[:2], scratch.attended.values.dim)
         for gather in self._gathers(group.index, scratch):
-            keys, values, room = self._carve(scratch, gather)
-            for name, rows in (("k", keys), ("v", values)):
-                into = _by_block(rows, layout.spec.block_tokens)
+            keys, values, rows, room = self._carve(scratch, gather)
+            for name, of_plane in rows.items():
+                into = _by_block(of_plane, layout.spec.block_tokens)
                 self.backend.planes[storage, name].read(gather.blocks, into)
                 if name == "k" and storage in self.backend.centres:
                     _restore(into, self.backend.centres[storage], gather.starts)
@@ -127,18 +127,21 @@ class Step:
             self.gathers[key] = planner.plan(self.batch)
         return self.gathers[key]
 
-    def _carve(self, scratch: Scratch, gather: Gather) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values [heads, sequences, columns, dim], and all the room left for scores."""
-        tokens = gather.sequences * gather.columns
+    def _carve(
+        self, scratch: Scratch, gather: Gather
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+        """Keys and values [heads, sequences, columns, dim], what of them each plane's rows are,
+        and all the room left for scores."""
+        attended, tokens = scratch.attended, gather.sequences * gather.columns
         n_keys, n_values, _ = scratch.parts(tokens, rows=0)
         workspace = self.backend.workspace
-        keys, values = workspace[:n_keys], workspace[n_keys : n_keys + n_values]
-        shape = gather.sequences, gather.columns
-        return (
-            _first(keys, (scratch.keys.heads, *shape, scratch.keys.dim)),
-            _first(values, (scratch.values.heads, *shape, scratch.values.dim)),
-            workspace[n_keys + n_values :],
-        )
+        shape = attended.heads, gather.sequences, gather.columns
+        keys = _first(workspace, (*shape, attended.query_dim))
+        parts = keys.split([plane.dim for plane in attended.keys], dim=-1)
+        rows = {plane.name: part for plane, part in zip(attended.keys, parts, strict=True)}
+        if not attended.values_are_keys:
+            rows["v"] = _first(workspace[n_keys:], (*shape, attended.values.dim))
+        return keys, rows[attended.values.name], rows, workspace[n_keys + n_values :]
 
 
 def _attend(

@@ -3,6 +3,7 @@
     workspace | keys, decoded | values, decoded | scores of some query rows |   all fp32
 
 Keys and values are those of one sequence (prefill) or of several padded to the longest (decode).
+Values that are part of the keys (MLA's latents) take no room of their own.
 More scratch means more sequences or rows at a time; nothing else depends on its size.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdover.spec.groups import Group
-from holdover.spec.layers import Plane
+from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.units import round_up
@@ -26,22 +27,23 @@ _LINE_FLOATS = 16  # a cache line
 class Scratch:
     """The parts of the workspace for one group of layers and a number of query heads."""
 
-    keys: Plane
-    values: Plane
+    attended: Attended
     query_heads: int
 
     @classmethod
     def of(cls, group: Group, query_heads: int) -> Scratch:
-        planes = {plane.name: plane for plane in group.planes}
-        return cls(planes["k"], planes["v"], query_heads)
+        attended = Attended.of(group.planes)
+        assert attended is not None, group.planes
+        return cls(attended, query_heads)
 
     def parts(self, tokens: int, rows: int) -> tuple[int, int, int]:
         """fp32 elements of keys, values and scores for `tokens` gathered tokens.
 
         `rows` query rows look at each of them.
         """
-        keys = self.keys.heads * self.keys.dim * tokens
-        values = self.values.heads * self.values.dim * tokens
+        attended = self.attended
+        keys = attended.heads * attended.query_dim * tokens
+        values = 0 if attended.values_are_keys else attended.heads * attended.values.dim * tokens
         scores = self.query_heads * rows * tokens
         return (
             round_up(keys, _LINE_FLOATS),
