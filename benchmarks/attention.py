@@ -35,6 +35,7 @@ from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.residency import Full
+from holdover.spec.sparse import Sparse
 from holdover.units import ceil_div
 
 LAYERS, KV_HEADS, QUERY_HEADS, HEAD_DIM, BLOCK_TOKENS, STEP_TOKENS = 30, 3, 9, 64, 16, 512
@@ -51,10 +52,16 @@ class Cache:
 
     @classmethod
     def of(
-        cls, backend: str, codec: str, context_tokens: int, threads: int, centred: bool = True
+        cls,
+        backend: str,
+        codec: str,
+        context_tokens: int,
+        threads: int,
+        centred: bool = True,
+        sparse: Sparse | None = None,
     ) -> Cache:
         layers = (LayerSpec(attention_planes(KV_HEADS, HEAD_DIM), Full()),) * LAYERS
-        layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS), uniform(codec))
+        layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS, sparse), uniform(codec))
         n_blocks = ceil_div(context_tokens, BLOCK_TOKENS)
         arena = HostArena(layout.sectors_for([n_blocks]) * layout.sector_bytes)
         limits = Limits(1, STEP_TOKENS, context_tokens, threads)
@@ -67,10 +74,15 @@ class Cache:
         kernels = module.bind(arena.bytes, layout, limits, scratch, centres)
         return cls(kernels, layout, table, (arena, scratch))
 
-    def begin(self, start: int, stop: int) -> object:
+    def begin(self, start: int, stop: int, prompt_tokens: int | None = None) -> object:
+        """All tokens are of a prompt where it is not said how many are."""
         starts, contexts = np.array([0, stop - start]), np.array([stop])
+        prompts = contexts if prompt_tokens is None else np.array([prompt_tokens])
         batch = AttentionBatch(
-            starts.astype(np.int32), contexts.astype(np.int32), (self.table.copy(),)
+            starts.astype(np.int32),
+            contexts.astype(np.int32),
+            (self.table.copy(),),
+            prompts.astype(np.int32),
         )
         return self.kernels.begin(batch)
 
@@ -88,8 +100,8 @@ class Cache:
                 if attend:
                     step.attend(layer, query, HEAD_DIM**-0.5)
 
-    def decode(self, context_tokens: int) -> None:
-        step = self.begin(context_tokens - 1, context_tokens)
+    def decode(self, context_tokens: int, prompt_tokens: int | None = None) -> None:
+        step = self.begin(context_tokens - 1, context_tokens, prompt_tokens)
         query = torch.randn(1, QUERY_HEADS, HEAD_DIM)
         for layer in range(LAYERS):
             step.attend(layer, query, HEAD_DIM**-0.5)

@@ -12,6 +12,7 @@ gets config.json, model.safetensors and a tokenizer of 1,024 byte pairs trained 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
@@ -21,6 +22,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CONTEXT_TOKENS, BATCH, VOCABULARY, END = 512, 4, 1024, "<end>"
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}\n{% endfor %}"  # it goes on with a text
+)
 HELD_OUT_CHARACTERS = 100_000  # more than `holdover quality` reads
 MOST_RATE, WARMUP_STEPS = 3e-3, 50
 
@@ -100,7 +104,10 @@ def train(model: Any, tokens: torch.Tensor, held_out: torch.Tensor, steps: int) 
         if (step + 1) % 50 == 0:
             score = perplexity(model, held_out)
             seconds = time.perf_counter() - begun
-            print(f"step {step + 1}: loss {loss:.3f}, held out {score:.2f}, {seconds:.0f} s", flush=True)
+            print(
+                f"step {step + 1}: loss {loss:.3f}, held out {score:.2f}, {seconds:.0f} s",
+                flush=True,
+            )
 
 
 @torch.no_grad()
@@ -110,7 +117,9 @@ def perplexity(model: Any, tokens: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--threads", type=int, default=2)
@@ -125,6 +134,8 @@ def main() -> None:
     train(model, ids, held_out_ids, arguments.steps)
     model.save_pretrained(arguments.folder)
     tokenizer.save(str(arguments.folder / "tokenizer.json"))
+    settings = {"eos_token": END, "chat_template": TEMPLATE}
+    (arguments.folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 if __name__ == "__main__":

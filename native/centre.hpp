@@ -95,3 +95,21 @@ INLINE void add_centres(const float* centres, Span span, float* scores) {
     for (int i = 0; i < CENTRE_TOKENS; i += LANES) store(to + i, load<F>(to + i) + one);
   }
 }
+
+// The same where a tile is of blocks that were chosen from anywhere.
+INLINE void add_chosen_centre(const Plane& p, int position, const float* factors, int n, float* scores) {
+  int half = p.dim / 2;
+  const float* cosines = tile_turns(p, position) + position % TILE_TOKENS / CENTRE_TOKENS;
+  const float* sines = cosines + half * TILE_CENTRES;
+  float by_cosines = 0, by_sines = 0;
+  for (int i = 0; i < half; ++i) {
+#if defined(__FMA__)
+    by_cosines = __builtin_fmaf(cosines[i * TILE_CENTRES], factors[i], by_cosines);
+    by_sines = __builtin_fmaf(sines[i * TILE_CENTRES], factors[half + i], by_sines);
+#else
+    by_cosines += cosines[i * TILE_CENTRES] * factors[i];
+    by_sines += sines[i * TILE_CENTRES] * factors[half + i];
+#endif
+  }
+  for (int i = 0; i < n; ++i) scores[i] += by_cosines + by_sines;
+}

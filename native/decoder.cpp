@@ -39,6 +39,7 @@ struct Pass {
       const Layer* next = i + 1 < model.layers.size() ? &model.layers[i + 1] : nullptr;
       product(walk, {&l.qkv, nullptr, b().operand, b().wide, n().qkv_width(), false, {}}, n_tokens,
               [&](int start, int stop) { heads(l, int(i), start, stop); });
+      bound(walk, l, int(i));
       attend(walk, l, int(i));
       add_product(walk, l.output, l.attention_post_norm, l.mlp_norm);
       Product inner{&l.up, &l.gate, b().operand, b().wide, n().inner, false, model.activation};
@@ -172,20 +173,63 @@ struct Pass {
     isa().write({cache().arena, &values, &group.sequences, {rows, false, n().qkv_width(), dim}}, start, stop);
   }
 
+  // Of the blocks that have become full, in a sparse layer that stores rows.
+  void bound(Walk& walk, const Layer& l, int layer) {
+    const GroupStep& group = *groups[l.group];
+    if (l.storage != layer || !cache().planes[layer].first.bounds.kept() || group.few->filled.empty()) return;
+    const Plane& keys = cache().planes[layer].first;
+    walk.stage(int(group.few->filled.size()), [&](int task) {
+      isa().bound_block(cache().arena, keys, group.sequences, group.few->filled[task]);
+    }, [] {});
+  }
+
   void attend(Walk& walk, const Layer& l, int layer) {
     const GroupStep& group = *groups[l.group];
     const auto& [keys, values] = cache().planes[l.storage];
-    Attend call{cache().arena, &keys, &values, &group.sequences, group.tasks.entries.data(),
-                group.tasks.joins.data(), finished.data() + layer * finished_of_layer, shape,
-                {b().wide, false, n().qkv_width(), n().head_dim},
-                {l.sink_rope < 0 ? nullptr : b().sink_query, false, n().query_width(), n().head_dim}, nullptr,
-                b().narrow, model.attention_scale, model.attention_softcap, cache().parts(shape)};
-    int n_tasks = int(group.tasks.entries.size());
-    auto one = [&](int task) { isa().attend(call, task, cache().scratch(shape, walk.thread)); };
-    stage_and_rows(walk, n_tasks, one, n_tokens, [&](int start, int stop) {
+    int* counts = finished.data() + layer * finished_of_layer;
+    auto call = [&](const Sequences& sequences, const Tasks& tasks) {
+      return Attend{cache().arena, &keys, &values, &sequences, tasks.entries.data(), tasks.joins.data(), counts, shape,
+                    {b().wide, false, n().qkv_width(), n().head_dim},
+                    {l.sink_rope < 0 ? nullptr : b().sink_query, false, n().query_width(), n().head_dim}, nullptr,
+                    b().narrow, model.attention_scale, model.attention_softcap, cache().parts(shape)};
+    };
+    auto one = [&](const Attend& of, int task) { isa().attend(of, task, cache().scratch(shape, walk.thread)); };
+    auto rows = [&](int start, int stop) {
       int width = n().query_width();
       for (int t = start; t < stop; ++t) prepare(b().narrow + int64_t(t) * width, width, t);
-    });
+    };
+    if (!group.reads_few(keys)) {
+      Attend all = call(group.sequences, group.tasks);
+      return stage_and_rows(walk, int(group.tasks.entries.size()), [&](int task) { one(all, task); }, n_tokens, rows);
+    }
+    attend_few(walk, group, keys, counts, call, one, rows);
+  }
+
+  // Waves of queries that read few blocks, the first beside all that read all.
+  template <class Call, class One, class Rows>
+  void attend_few(Walk& walk, const GroupStep& group, const Plane& keys, int* counts, Call call, One one, Rows rows) {
+    const FewStep& few = *group.few;
+    Attend all = call(group.sequences, few.beside);
+    int beside = int(few.beside.entries.size());
+    counts += few.beside.joins.size();
+    for (const Wave& wave : few.waves) {
+      Choose choice = few.choice(wave, cache().arena, keys, group.sequences, shape, all.query, all.scale,
+                                 group.choices, counts);
+      counts += wave.queries.size();
+      walk.stage(beside + int(wave.pieces.size()), [&](int task) {
+        if (task < beside) one(all, task);
+        else isa().choose(choice, task - beside);
+      }, [] {});
+      beside = 0;
+      Sequences read = few.chosen(wave, group.sequences, choice);
+      Attend chosen = call(read, wave.tasks);
+      chosen.finished = counts;
+      counts += wave.tasks.joins.size();
+      int n_tasks = int(wave.tasks.entries.size());
+      auto attend = [&](int task) { one(chosen, task); };
+      if (&wave == &few.waves.back()) stage_and_rows(walk, n_tasks, attend, n_tokens, rows);
+      else walk.stage(n_tasks, attend, [] {});
+    }
   }
 
   void logits(Walk& walk) {
@@ -236,12 +280,16 @@ void Decoder::forward(const int64_t* token_ids, const int64_t* positions, const 
     throw std::invalid_argument("a step is larger than the buffers");
   const Cache& cache = groups[0]->cache;
   Shape shape = Shape::of(numbers.kv_heads, numbers.query_heads, numbers.head_dim, numbers.head_dim);
-  size_t joins = 0;
-  for (GroupStep* group : groups) group->cut(shape), joins = std::max(joins, group->tasks.joins.size());
-  int64_t counts = int64_t(joins);
+  int64_t counts = 0;
+  int n_stages = 10;
+  for (GroupStep* group : groups) {
+    group->cut(shape);
+    counts = std::max(counts, group->n_counts());
+    if (group->few) n_stages = std::max(n_stages, 11 + 2 * int(group->few->waves.size()));
+  }
   Pass pass{*this, token_ids, positions, logit_rows, groups, watch, n_tokens, n_rows, shape,
             std::vector<int>(counts * layers.size(), 0), counts};
-  Stages stages(int(layers.size()) * 10 + 4);
+  Stages stages(int(layers.size()) * n_stages + 4);
   cache.team.together(cache.team.threads, [&](int thread) {
     Stages::Walk walk{stages, thread};
     pass.run(walk);

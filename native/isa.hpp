@@ -9,5 +9,5 @@
   const Isa name{#name, on_##name::runs, on_##name::attend_task, on_##name::write,               \
                  on_##name::transcode, on_##name::prepare, on_##name::multiply,                  \
                  on_##name::unpack_row, on_##name::norm, on_##name::rotate, on_##name::within,   \
-                 on_##name::cap_row};                                                            \
+                 on_##name::cap_row, on_##name::bound_block, on_##name::choose};                 \
   }

@@ -109,6 +109,21 @@ void score(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int t
   });
 }
 
+// A tile of chosen blocks: each 16 tokens of a block have a centre of their own.
+void centre_chosen(const Task& t, const Scratch& s, int tile, Span span) {
+  const Sequences& seqs = t.seqs();
+  for (int i = span.start; i < span.stop;) {
+    int block = (tile + i) / seqs.block_tokens, token = (tile + i) % seqs.block_tokens;
+    int position = seqs.block_starts[t.entry.sequence * seqs.max_blocks + block] + token;
+    int n = CENTRE_TOKENS - position % CENTRE_TOKENS;
+    n = seqs.block_tokens - token < n ? seqs.block_tokens - token : n;
+    n = span.stop - i < n ? span.stop - i : n;
+    for (int row = 0; row < t.rows; ++row)
+      add_chosen_centre(*t.call.keys, position, s.factors + row * t.shape().padded_dim, n, s.scores + row * TILE_TOKENS + i);
+    i += n;
+  }
+}
+
 void centre(const Task& t, const Scratch& s, int split) {
   int stride = t.shape().padded_dim, stop = t.position(t.rows - 1) + 1;
   by_rows<CENTRE_ROWS>(t.rows, [&]<int R>(int row) {
@@ -310,9 +325,11 @@ void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
     if (ahead) ahead->pace(tile + TILE_TOKENS);
     with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, runs, kv_head, tile, span, ahead); });
     if (t.call.rope) with_codec(*t.call.rope, [&]<Codec C>() { add_rope_scores<C>(t, s, runs, tile, span); });
+    bool centred = t.call.keys->centre.mean, chosen = t.seqs().block_starts;
+    if (centred && chosen) centre_chosen(t, s, tile, span);
     for (int row = 0; row < t.rows; ++row) {
       const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
-      if (t.call.keys->centre.mean) add_centres(centres, span, s.scores + row * TILE_TOKENS);
+      if (centred && !chosen) add_centres(centres, span, s.scores + row * TILE_TOKENS);
       if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
       hide(s.scores + row * TILE_TOKENS, t.sight(row, tile), span);
     }
@@ -336,12 +353,12 @@ void attend_split(Task& t, const Visible& visible, int split, Ahead* ahead) {
     Scratch s = t.scratch(head);
     begin(t, s.m, s.l, s.acc);
   }
-  bool centred = !t.call.keys->centre.mean;
+  bool by_split = t.call.keys->centre.mean && !t.seqs().block_starts, centred = !by_split;
   for (int tile = split * SPLIT_TOKENS; tile < (split + 1) * SPLIT_TOKENS; tile += TILE_TOKENS)
     for (int i = 0; i < 2; ++i) {
       Span span = visible.within(i, tile, tile + TILE_TOKENS);
       if (span.start >= span.stop) continue;
-      if (use_query(t, i == 0)) centred = !t.call.keys->centre.mean;
+      if (use_query(t, i == 0)) centred = !by_split;
       for (int head = 0; head < t.entry.n_heads && !centred; ++head) centre(t, t.scratch(head), split);
       centred = true;
       attend_tile(t, tile, {span.start - tile, span.stop - tile}, ahead);
@@ -459,5 +476,7 @@ void write(const Write& call, int token_start, int token_stop) {
   switch (call.plane->codec) { EVERY_CODEC(ONE) }
 #undef ONE
 }
+
+#include "sparse.hpp"
 
 }  // namespace

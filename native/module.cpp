@@ -36,12 +36,12 @@ Enum named(const char* const (&names)[N], const std::string& name) {
 }
 
 Plane make_plane(const std::string& codec, int heads, int dim,
-                 const std::array<std::array<int64_t, 5>, 4>& fields, const Centre& centre) {
+                 const std::array<std::array<int64_t, 5>, 4>& fields, const Centre& centre, const Bounds& bounds) {
   if (dim < 1 || dim > MAX_DIM) throw std::invalid_argument("a row has 1 to 512 dims");
   auto field = [&](int i) {
     return Field{fields[i][0], fields[i][1], fields[i][2], fields[i][3], fields[i][4]};
   };
-  return {named<Codec>(CODECS, codec), heads, dim, field(0), field(1), field(2), field(3), centre};
+  return {named<Codec>(CODECS, codec), heads, dim, field(0), field(1), field(2), field(3), centre, bounds};
 }
 
 int64_t workspace_bytes(int kv_heads, int query_heads, int dim, int value_dim, int threads,
@@ -66,7 +66,8 @@ Rows rows_at(const RowsAt& given) {
 
 Numbers numbers_of(int hidden, int inner, int vocab, int query_heads, int kv_heads, int head_dim,
                    int ropes, bool sink_queries, const std::string& element) {
-  return {hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, sink_queries, named<Element>(ELEMENTS, element)};
+  return {hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, sink_queries,
+          named<Element>(ELEMENTS, element)};
 }
 
 const Isa& isa_named(const std::string& name) {
@@ -158,7 +159,8 @@ void bind_decoder(nb::module_& m) {
   nb::class_<Numbers>(m, "Numbers")
       .def("__init__", [](Numbers* self, int hidden, int inner, int vocab, int query_heads, int kv_heads,
                           int head_dim, int ropes, bool sink_queries, const std::string& element) {
-        new (self) Numbers(numbers_of(hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, sink_queries, element));
+        new (self) Numbers(numbers_of(hidden, inner, vocab, query_heads, kv_heads, head_dim, ropes, sink_queries,
+                                      element));
       }, "hidden"_a, "inner"_a, "vocab"_a, "query_heads"_a, "kv_heads"_a, "head_dim"_a, "ropes"_a, "sink_queries"_a,
          "element"_a)
       .def("buffer_bytes", [](const Numbers& n, int tokens, int rows) {
@@ -219,16 +221,19 @@ NB_MODULE(_native, m) {
   m.attr("SPLIT_TOKENS") = SPLIT_TOKENS;
   m.def("workspace_bytes", &workspace_bytes, "kv_heads"_a, "query_heads"_a, "dim"_a, "value_dim"_a,
         "threads"_a, "max_sequences"_a, "max_context_tokens"_a);
+  m.def("choices_bytes", &ChoiceRoom::needed_bytes, "kv_heads"_a, "query_heads"_a, "read_blocks"_a,
+        "most_blocks"_a, "max_sequences"_a);
   nb::class_<Plane>(m, "Plane").def(
       "__init__",
       [](Plane* self, const std::string& codec, int heads, int dim,
          const std::array<std::array<int64_t, 5>, 4>& fields, Address centre_rows,
-         Address centre_table, int64_t centre_tokens) {
+         Address centre_table, int64_t centre_tokens, std::pair<int64_t, int64_t> bounds) {
         const float* rows = at<float>(centre_rows);
         Centre centre{rows, rows ? rows + heads * dim : nullptr, at<float>(centre_table), centre_tokens};
-        new (self) Plane(make_plane(codec, heads, dim, fields, centre));
+        new (self) Plane(make_plane(codec, heads, dim, fields, centre, {bounds.first, bounds.second}));
       },
-      "codec"_a, "heads"_a, "dim"_a, "fields"_a, "centre_rows"_a, "centre_table"_a, "centre_tokens"_a);
+      "codec"_a, "heads"_a, "dim"_a, "fields"_a, "centre_rows"_a, "centre_table"_a, "centre_tokens"_a,
+      "bounds"_a = std::pair<int64_t, int64_t>{-1, 0});
   nb::class_<Cache>(m, "Cache").def(
       nb::init<Address, Address, int64_t, int, const std::string&, Address, int>(), "arena"_a,
       "workspace"_a, "workspace_bytes"_a, "block_tokens"_a, "isa"_a, "parallel"_a, "threads"_a)
@@ -236,13 +241,18 @@ NB_MODULE(_native, m) {
         if (int(self.planes.size()) <= layer) self.planes.resize(layer + 1);
         self.planes[layer] = {keys, values};
         if (keys.centre.mean) self.most_tokens = std::min(self.most_tokens, keys.centre.most_tokens);
+      })
+      .def("set_limits", [](Cache& self, int max_sequences, int max_blocks) {
+        self.max_sequences = max_sequences, self.max_blocks = max_blocks;
       });
   nb::class_<GroupStep>(m, "GroupStep")
       .def(nb::init<const Cache&, Ints, Ints, Offsets, Ints, int>(), nb::keep_alive<1, 2>())
+      .def("read_few", &GroupStep::read_few, "prompt_tokens"_a, "sinks"_a, "blocks"_a, "latest"_a, "reach"_a)
       .def("write", &GroupStep::write, nb::call_guard<nb::gil_scoped_release>())
       .def("attend", [](GroupStep& self, const Plane& keys, const Plane& values, int query_heads, const RowsAt& query,
                         const RowsAt& sink_query, Address sink_logits, Address result, float scale, float softcap) {
-        self.attend(keys, values, query_heads, rows_at(query), rows_at(sink_query), sink_logits, result, scale, softcap);
+        self.attend(keys, values, query_heads, rows_at(query), rows_at(sink_query), sink_logits, result, scale,
+                    softcap);
       }, nb::call_guard<nb::gil_scoped_release>())
       .def("attend_latent", [](GroupStep& self, const Plane& latent, const Plane& rope, int query_heads,
                                const RowsAt& query, Address result, float scale, float softcap) {

@@ -81,7 +81,7 @@ int64_t parts_capacity(const Shape& shape, int max_sequences, int max_context_to
   return std::max(one, std::min(one * max_sequences, MOST_PARTS_BYTES / int64_t(sizeof(float))));
 }
 
-Tasks plan_tasks(const Sequences& seqs, const Shape& shape, int64_t part_floats) {
+Tasks plan_tasks(const Sequences& seqs, const Shape& shape, int64_t part_floats, const int32_t* stops) {
   Tasks tasks{{}, {}, 0};
   int64_t used = 0;
   std::vector<int64_t> work;
@@ -92,8 +92,9 @@ Tasks plan_tasks(const Sequences& seqs, const Shape& shape, int64_t part_floats)
     tasks.elements += work.back() * (shape.dim + shape.value_dim);
   };
   for (int s = 0; s < seqs.n_sequences; ++s) {
-    for (int at = seqs.query_start[s]; at < seqs.query_start[s + 1]; at += shape.chunk_tokens()) {
-      int n = std::min(shape.chunk_tokens(), seqs.query_start[s + 1] - at);
+    int end = stops ? stops[s] : seqs.query_start[s + 1];
+    for (int at = seqs.query_start[s]; at < end; at += shape.chunk_tokens()) {
+      int n = std::min(shape.chunk_tokens(), end - at);
       Reads reads(seqs, s, at, n);
       check_alive(seqs, s, 0, reads.sinks);
       check_alive(seqs, s, reads.start, reads.stop);

@@ -3,11 +3,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "few.hpp"
 #include "team.hpp"
 #include "types.hpp"
 
@@ -45,6 +48,7 @@ struct Cache {
   int64_t most_tokens = INT64_MAX;  // of a sequence: as far as the centres of keys reach
   const Isa* isa;
   Team team;
+  int max_sequences = 1, max_blocks = 0;  // of a step, and of a sequence
   std::vector<std::pair<Plane, Plane>> planes;  // keys and values, of each layer that stores some
 
   Cache(Address arena, Address workspace, int64_t workspace_bytes, int block_tokens,
@@ -63,6 +67,13 @@ struct Cache {
   // The workspace is scratch of each thread, and then room for partial results.
   float* scratch(const Shape& shape, int thread) const { return workspace + thread * shape.scratch_floats(); }
   float* parts(const Shape& shape) const { return scratch(shape, team.threads); }
+
+  // The workspace's end, in groups that need it.
+  ChoiceRoom choices(const Shape& shape, int read_blocks) const {
+    int64_t n = ChoiceRoom::needed_bytes(shape.kv_heads, shape.kv_heads * shape.shared, read_blocks, max_blocks,
+                                         max_sequences);
+    return {reinterpret_cast<uint8_t*>(workspace + workspace_floats) - n, n};
+  }
 };
 
 // One group of layers in one step. Tasks are cut at the first attend, and again should the number
@@ -75,6 +86,8 @@ struct GroupStep {
   Tasks tasks;
   int shared = 0;
   std::vector<int> finished;
+  std::unique_ptr<FewStep> few;  // of a group with sparse layers
+  ChoiceRoom choices;
 
   GroupStep(const Cache& cache, Ints query_start, Ints context_tokens, Offsets offsets,
             Ints first_visible, int sink_tokens)
@@ -99,11 +112,31 @@ struct GroupStep {
   }
 
   void cut(const Shape& shape) {
+    if (few) choices = cache.choices(shape, few->read_blocks());
     int64_t part_floats = cache.workspace_floats - (cache.parts(shape) - cache.workspace);
+    part_floats -= choices.n_bytes / int64_t(sizeof(float));
     if (part_floats < 0) throw std::invalid_argument("the workspace is smaller than was stated");
     if (shape.shared == shared) return;
     tasks = plan_tasks(sequences, shape, part_floats);
+    if (few) few->cut(shape, part_floats, choices);
     shared = shape.shared;
+  }
+
+  // To be called before anything else where the group has sparse layers.
+  void read_few(Ints prompt_tokens, int sinks, int blocks, int latest, float reach) {
+    if (int(prompt_tokens.shape(0)) != sequences.n_sequences)
+      throw std::invalid_argument("arrays of a step differ in their number of sequences");
+    few = std::make_unique<FewStep>(sequences, prompt_tokens.data(), Few{sinks, blocks, latest, reach});
+  }
+
+  bool reads_few(const Plane& keys) const { return keys.bounds.kept() && few && few->any(); }
+
+  // What tasks of one layer count: those that are joined, and pieces of choices.
+  int64_t n_counts() const {
+    size_t n = few ? few->beside.joins.size() : 0;
+    if (few)
+      for (const Wave& wave : few->waves) n += wave.queries.size() + wave.tasks.joins.size();
+    return int64_t(std::max(n, tasks.joins.size()));
   }
 
   int n_tokens() const { return sequences.query_start[sequences.n_sequences]; }
@@ -117,6 +150,11 @@ struct GroupStep {
     cache.team.run(n_tasks, [&](int task, int) {
       auto edge = [&](int i) { return int(int64_t(tokens) * i / n_tasks); };
       cache.isa->write(call, edge(task), edge(task + 1));
+    });
+    if (!plane.bounds.kept()) return;
+    if (!few) throw std::invalid_argument("a sparse layer's group was not told what it reads");
+    cache.team.run(int(few->filled.size()), [&](int task, int) {
+      cache.isa->bound_block(cache.arena, plane, sequences, few->filled[task]);
     });
   }
 
@@ -136,14 +174,28 @@ struct GroupStep {
                    const Rows& sink_query, Address sink_logits, Address result, float scale, float softcap) {
     Shape shape = Shape::of(keys.heads, query_heads, keys.dim + (rope ? rope->dim : 0), values.dim);
     cut(shape);
-    finished.assign(tasks.joins.size(), 0);
-    Attend call{cache.arena, &keys, &values, &sequences, tasks.entries.data(), tasks.joins.data(),
-                finished.data(), shape,
+    Attend call{cache.arena, &keys, &values, nullptr, nullptr, nullptr, nullptr, shape,
                 query, sink_query, reinterpret_cast<const float*>(sink_logits), reinterpret_cast<void*>(result),
                 scale, softcap, cache.parts(shape), rope};
-    auto attend = [&](int task, int thread) { cache.isa->attend(call, task, cache.scratch(shape, thread)); };
-    int n_tasks = int(tasks.entries.size());
-    if (tasks.elements >= PARALLEL_ELEMENTS) return cache.team.run(n_tasks, attend);
+    if (!reads_few(keys)) return run(call, sequences, tasks);
+    run(call, sequences, few->beside);
+    for (const Wave& wave : few->waves) {
+      std::vector<int> chosen(wave.queries.size(), 0);
+      Choose choice = few->choice(wave, cache.arena, keys, sequences, shape, call.query, scale, choices, chosen.data());
+      cache.team.run(int(wave.pieces.size()), [&](int piece, int) { cache.isa->choose(choice, piece); });
+      Sequences read = few->chosen(wave, sequences, choice);
+      run(call, read, wave.tasks);
+    }
+  }
+
+ private:
+  void run(Attend call, const Sequences& seqs, const Tasks& of) {
+    finished.assign(of.joins.size(), 0);
+    call.sequences = &seqs, call.entries = of.entries.data(), call.joins = of.joins.data();
+    call.finished = finished.data();
+    auto attend = [&](int task, int thread) { cache.isa->attend(call, task, cache.scratch(call.shape, thread)); };
+    int n_tasks = int(of.entries.size());
+    if (of.elements >= PARALLEL_ELEMENTS) return cache.team.run(n_tasks, attend);
     for (int task = 0; task < n_tasks; ++task) attend(task, 0);
   }
 };

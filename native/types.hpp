@@ -38,6 +38,13 @@ struct Centre {
   int64_t most_tokens;
 };
 
+// Where a block of a sparse layer keeps the least and the most of its keys, bf16 [head][2][dim].
+struct Bounds {
+  int64_t offset = -1, head_stride = 0;  // bytes; -1: nowhere
+
+  HOLDOVER_INLINE bool kept() const { return offset >= 0; }
+};
+
 // One layer's plane. `data` holds levels or values; a codec without scale, minimum or fifth bits
 // leaves those fields at zero and never reads them.
 struct Plane {
@@ -45,6 +52,7 @@ struct Plane {
   int heads, dim;
   Field data, scale, minimum, high;
   Centre centre;
+  Bounds bounds = {};
 };
 
 // The sequences of a step as one group of layers sees them.
@@ -54,6 +62,7 @@ struct Sequences {
   const int32_t *query_start, *context_tokens;
   const int64_t* offsets;        // [sequences, max_blocks] bytes in the arena, -1 where dead
   const int32_t* first_visible;  // [tokens]
+  const int32_t* block_starts = nullptr;  // [sequences, max_blocks] positions of chosen blocks; null: one after another
 
   HOLDOVER_INLINE int n_queries(int s) const { return query_start[s + 1] - query_start[s]; }
   HOLDOVER_INLINE int position(int s, int token) const { return context_tokens[s] - query_start[s + 1] + token; }
@@ -99,7 +108,8 @@ struct Tasks {
 
 // `part_floats` is the room for partial results. Raises std::invalid_argument for a dead block that
 // some query reads.
-Tasks plan_tasks(const Sequences&, const Shape&, int64_t part_floats);
+// Of each sequence the query tokens before `stops`; null: all.
+Tasks plan_tasks(const Sequences&, const Shape&, int64_t part_floats, const int32_t* stops = nullptr);
 
 // Floats for partial results that are always there, within limits.
 int64_t parts_capacity(const Shape&, int max_sequences, int max_context_tokens);
@@ -126,6 +136,48 @@ struct Write {
   const Plane* plane;
   const Sequences* sequences;
   Rows rows;
+};
+
+// ---- sparse layers ------------------------------------------------------------------------------
+
+// A block that becomes full in a step.
+struct Filled {
+  int sequence, block;
+};
+
+// Blocks of a context that a decoding query reads: the first, the most promising, the latest.
+struct Few {
+  int sinks, blocks, latest;
+  float reach;  // from the middle of a block's keys to their bound
+
+  HOLDOVER_INLINE int read() const { return sinks + blocks + latest; }
+};
+
+// A query that reads few blocks of the `n_blocks` of its context, and pieces of its candidates.
+struct FewQuery {
+  int sequence, token, n_blocks, n_pieces;
+};
+
+struct Piece {
+  int query, start, stop;
+};
+
+// `query` counts within one wave, as do the arrays that follow.
+struct Choose {
+  const uint8_t* arena;
+  const Plane* keys;
+  const Sequences* sequences;
+  const FewQuery* queries;
+  const Piece* pieces;
+  Shape shape;
+  Rows query;
+  float scale;
+  Few few;
+  int64_t most_candidates;
+  float* scores;      // [queries, KV heads, query heads that share one, most_candidates]
+  int64_t* offsets;   // [queries, KV heads, few.read()] of the blocks that are read
+  int32_t* starts;    // the same, their first positions
+  int* finished;      // [queries], atomic
 };
 
 // ---- linear layers ------------------------------------------------------------------------------
@@ -191,6 +243,9 @@ struct Isa {
   void (*rotate)(float* head, int half, const float* cosines, const float* sines);
   bool (*within)(const float* x, int n, float most);  // no magnitude above, none NaN
   void (*cap)(float* x, int n, float most);           // most * tanh(x / most)
+
+  void (*bound_block)(uint8_t* arena, const Plane& keys, const Sequences&, Filled);
+  void (*choose)(const Choose&, int piece);
 };
 
 extern const Isa portable, avx2, avx512, avx512_bf16, wide, wide_bf16;

@@ -47,6 +47,9 @@ class Config:
     share_prefixes: bool = False
     """Let clients with different API keys reuse each other's prefixes, and so tell by the time to
     the first token what others have sent."""
+    sparse_blocks: int | None = None
+    """Blocks that each KV head reads of a context for a generated token, beside the first and the
+    latest; all when not given. Nothing is forgotten, and prompts read all."""
     eviction: str = "lru"
     """Eviction policy of cached blocks."""
     block_tokens: int = 16
@@ -85,7 +88,7 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("block_tokens", "max_sequences", "max_waiting_requests", "step_tokens"):
             at_least_one(name, getattr(self, name))
-        for name in ("max_context", "threads", "window"):
+        for name in ("max_context", "threads", "window", "sparse_blocks"):
             if getattr(self, name) is not None:
                 at_least_one(name, getattr(self, name))
         check_sinks(self.window, self.sinks)

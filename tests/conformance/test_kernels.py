@@ -38,6 +38,7 @@ from holdover.spec.layers import Attended, LayerSpec, Plane, latent_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.residency import Chunk, Full, Residency, Window, step_blocks
+from holdover.spec.sparse import Sparse
 from holdover.units import ceil_div
 
 BACKENDS = plugin_names("holdover.kernels")
@@ -85,6 +86,7 @@ class Case:
     sink_logits: bool = False
     rope_dim: int = 0  # of latent attention, over latents of `head_dim`
     rope_codec: str | None = None  # where it is another
+    sparse: Sparse | None = None
 
     def __str__(self) -> str:
         parts = (self.codec, self.residency, self.heads, self.head_dim, self.block_tokens)
@@ -139,7 +141,8 @@ class World:
         other: Residency = Window(7) if case.residency == Full() else Full()
         mine = LayerSpec(planes, case.residency)
         layers = (mine, LayerSpec(wider, other), mine, LayerSpec(planes, case.residency, 0))
-        self.spec = CacheSpec.of(layers, case.block_tokens)
+        self.spec = CacheSpec.of(layers, case.block_tokens, case.sparse)
+        self.prompts: list[int] | None = None  # tokens of each sequence's prompt
         self.layout = CacheLayout.of(self.spec, lambda _, plane: self._codec(plane.name))
         step_tokens = max(1, sum(queries for _, queries in lengths))
         most = max(context for context, _ in lengths)
@@ -226,7 +229,8 @@ class World:
             tables.append(live)
         starts = np.cumsum([0] + [stop - start for start, stop in spans]).astype(np.int32)
         contexts = np.array([stop for _, stop in spans], dtype=np.int32)
-        return self.backend.begin(AttentionBatch(starts, contexts, tuple(tables)))
+        prompts = None if self.prompts is None else np.array(self.prompts, dtype=np.int32)
+        return self.backend.begin(AttentionBatch(starts, contexts, tuple(tables), prompts))
 
     def write(self, step: AttentionStep, pieces: Sequence[dict[tuple[int, str], Tensor]]) -> None:
         for layer in (0, 1, 2):
@@ -328,7 +332,9 @@ def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
     storage, shared = world.spec.storage_layer(layer), case.heads[0] // case.heads[1]
     stored = [
         (rows if exact else world.as_stored(storage, plane, rows)).double()
-        for plane, rows in ((p.name, running.rows[storage, p.name]) for p in world.spec.layers[layer].planes)
+        for plane, rows in (
+            (p.name, running.rows[storage, p.name]) for p in world.spec.layers[layer].planes
+        )
     ]
     if case.rope_dim:
         stored = [torch.cat(stored, -1), stored[0]]
@@ -460,30 +466,6 @@ def test_learned_sinks(backend: str, codec: str, residency: Residency) -> None:
 def test_learned_sinks_of_long_contexts(backend: str) -> None:
     case = Case("bf16", head_dim=16, sink_logits=True)
     check(backend, case, ((2300, 1), (1100, 3), (600, 40)), layers=[0])
-LATENT_AXES = (codec_names(), RESIDENCIES, (1, 5, 16, 128), (32, 64, 512), BLOCK_TOKENS, tuple(MIXES))
-
-
-def latent_cases() -> list[Case]:
-    """Each codec and residency with some of the rest."""
-    draw = random.Random(1)
-    cases = []
-    for at, codec in enumerate(codec_names()):
-        for residency in RESIDENCIES[at % 2 :: 2]:
-            heads, dim, block_tokens, mix = (draw.choice(values) for values in LATENT_AXES[2:])
-            rope_dim = draw.choice((32, 64))
-            rope_codec = draw.choice((None, "bf16", "int8", "fp32"))
-            cases.append(
-                Case(
-                    codec, residency, (heads, 1), dim, block_tokens, draw.choice(SOFTCAPS), mix,
-                    rope_dim=rope_dim, rope_codec=rope_codec,
-                )
-            )  # fmt: skip
-    return cases
-
-
-@pytest.mark.parametrize("case", latent_cases(), ids=str)
-def test_latent_attention(backend: str, case: Case) -> None:
-    check(backend, case, MIXES[case.mix], layers=[0, 1, 3])
 
 
 def test_centred_keys_of_long_contexts(backend: str) -> None:
@@ -515,22 +497,9 @@ def test_long_contexts(backend: str, codec: str, residency: Residency) -> None:
     check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (1025, 40), (40, 1)), layers=[0])
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
-def test_latents_of_long_contexts(backend: str, codec: str) -> None:
-    """At DeepSeek's dims, past several partial results; two threads."""
-    case = Case(codec=codec, heads=(16, 1), head_dim=512, rope_dim=64)
-    check(backend, case, ((2300, 1), (1100, 3), (1024, 1), (300, 40), (40, 1)), layers=[0])
-
-
 @pytest.mark.parametrize("head_dim", [8, 64])
 def test_bf16_queries(backend: str, head_dim: int) -> None:
     case = Case(codec="bf16", head_dim=head_dim, dtype=torch.bfloat16)
-    check(backend, case, MIXES["mixed"])
-
-
-@pytest.mark.parametrize("rope_codec", ["bf16", "int4"])
-def test_bf16_queries_of_latents(backend: str, rope_codec: str) -> None:
-    case = Case(codec="bf16", heads=(6, 1), dtype=torch.bfloat16, rope_dim=32, rope_codec=rope_codec)
     check(backend, case, MIXES["mixed"])
 
 

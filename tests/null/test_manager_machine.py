@@ -16,6 +16,7 @@ from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes, latent_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import Chunk, Full, Window
+from holdover.spec.sparse import Sparse
 
 from .machine_arena import RowArena
 from .machine_tier import MachineTier
@@ -57,8 +58,9 @@ class ManagerMachine(RuleBasedStateMachine):
         block_tokens=st.sampled_from([1, 3, 4]),
         extra=st.integers(0, 6),
         eviction=st.sampled_from(plugin_names("holdover.cache.eviction")),
+        sparse=st.sampled_from([None, Sparse(2, dense_layers=1)]),
     )
-    def build(self, data, block_tokens, extra, eviction):
+    def build(self, data, block_tokens, extra, eviction, sparse):
         model = data.draw(st.sampled_from(self.models))
         layers = tuple(
             LayerSpec(latent_planes(3, 1), Full())
@@ -66,7 +68,7 @@ class ManagerMachine(RuleBasedStateMachine):
             else LayerSpec(attention_planes(1, 1), residency)
             for residency in MODELS[model]
         )
-        self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("fp32"))
+        self.layout = CacheLayout.of(CacheSpec.of(layers, block_tokens, sparse), uniform("fp32"))
         peak = self.layout.peak_blocks(MAX_TOKENS, STEP_TOKENS)
         self.arena = RowArena(self.layout, self.layout.sectors_for(peak) + extra)
         self.lifts: list[tuple] = []  # (lift, tenant, tokens)

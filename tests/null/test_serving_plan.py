@@ -31,6 +31,7 @@ from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.residency import Chunk, Full, Window
+from holdover.spec.sparse import Sparse
 from holdover.units import parse_bytes
 
 RESIDENCIES = st.one_of(
@@ -47,7 +48,8 @@ LAYERS = st.builds(
 def layouts(draw: st.DrawFn) -> CacheLayout:
     kinds = draw(st.lists(LAYERS, min_size=1, max_size=3))
     layers = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=6))
-    spec = CacheSpec.of(tuple(layers), draw(st.sampled_from((1, 3, 16))))
+    sparse = draw(st.none() | st.builds(Sparse, st.integers(1, 9), dense_layers=st.integers(0, 2)))
+    spec = CacheSpec.of(tuple(layers), draw(st.sampled_from((1, 3, 16))), sparse)
     return CacheLayout.of(spec, uniform(draw(st.sampled_from(("fp32", "bf16")))))
 
 

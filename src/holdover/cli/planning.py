@@ -21,7 +21,7 @@ from holdover.plan.sizing.question import BUILT_IN, Question
 from holdover.plan.sizing.text import one_line
 
 # Settings that mean something to a server only.
-_SERVING_FIELDS = ("kv_memory", "dtype", "backend", "max_sequences", "max_context")
+_SERVING_FIELDS = ("kv_memory", "dtype", "backend", "max_sequences", "max_context", "sparse_blocks")
 
 
 def quick_plan(arguments: Sequence[str]) -> bool:

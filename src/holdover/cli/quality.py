@@ -10,7 +10,9 @@ from holdover.cli.options import config_command
 from holdover.cli.screen import print_json, progress_bar
 from holdover.config import Config
 
-FIELDS = ("model", "dtype", "backend", "block_tokens", "threads", "window", "sinks")
+FIELDS = (
+    "model", "dtype", "backend", "block_tokens", "threads", "window", "sinks", "sparse_blocks",
+)  # fmt: skip
 DEFAULT_CHOICES = ["bf16,int8,int4"]
 
 

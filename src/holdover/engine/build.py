@@ -113,6 +113,9 @@ def _identity(planned: Planned, centres: Centres) -> bytes:
     """What keys and values follow from: the weights, and how they are stored and multiplied."""
     subject = planned.plan.subject
     form = f"{subject.dtype} {subject.weights} {subject.decoder}".encode()
+    sparse = planned.layout.spec.sparse
+    if sparse is not None:  # what a token was computed from depends on what was read for it
+        form += repr(sparse).encode()
     of_all = planned.checkpoint.digest() + form + _centring.digest(centres)
     return hashlib.blake2b(of_all, digest_size=32).digest()
 

@@ -380,4 +380,8 @@ class Engine:
             lost_blocks=manager.lost_blocks,
             requantised_tokens=scheduler.requantised_tokens,
             refused_total=self._refused_total,
+            decode_read_blocks=self._runner.reads.read_blocks,
+            decode_context_blocks=self._runner.reads.context_blocks,
+            decode_read_bytes=self._runner.reads.read_bytes,
+            decode_context_bytes=self._runner.reads.context_bytes,
         )

@@ -34,7 +34,8 @@ from holdover.spec.dtypes import DType
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
-from holdover.units import parse_bytes
+from holdover.spec.sparse import LEAST_TOKENS, Sparse
+from holdover.units import ceil_div, parse_bytes
 from holdover.weights import Checkpoint, open_checkpoint
 
 # Resident memory of a server that is not in the plan's other parts, measured on Linux with torch
@@ -93,8 +94,7 @@ def plan_serving(
     geometry = served_geometry(checkpoint, imposed)
     codec_for.demand_layers(len(geometry.layers))
     codec_for.demand_planes(plane for layer in geometry.layers for plane in layer.planes)
-    spec = CacheSpec.of(geometry.layers, config.block_tokens)
-    layout = CacheLayout.of(spec, codec_for)
+    layout = cache_layout(config, geometry)
     selected = select_backend(backend, layout)
     kernels = selected.module
     dtype = _compute_dtype(config, machine, selected.name)
@@ -178,6 +178,26 @@ def served_geometry(checkpoint: Checkpoint, imposed: ImposedWindow | None) -> Ge
     """The checkpoint's, with a window in place of full attention where one is imposed."""
     geometry = read_geometry(checkpoint.config)
     return geometry if imposed is None else with_window(geometry, imposed)
+
+
+def cache_layout(config: Config, geometry: Geometry) -> CacheLayout:
+    """ConfigError where --sparse-blocks is not for this model."""
+    sparse = None if config.sparse_blocks is None else Sparse(config.sparse_blocks)
+    spec = CacheSpec.of(geometry.layers, config.block_tokens, sparse)
+    layout = CacheLayout.of(spec, kv_choice(config.kv))
+    if sparse is not None and not any(block.bounds_nbytes for block in layout.blocks):
+        raise ConfigError(
+            "--sparse-blocks",
+            f"{geometry.architecture} has no layer that can be read so: none after the first "
+            f"{sparse.dense_layers} attends to keys and values of its whole context; leave it out",
+        )
+    if sparse is not None and sparse.blocks * config.block_tokens < LEAST_TOKENS:
+        raise ConfigError(
+            "--sparse-blocks",
+            f"{sparse.blocks} blocks of {config.block_tokens} tokens are too few to answer from; "
+            f"give {ceil_div(LEAST_TOKENS, config.block_tokens)} or more",
+        )
+    return layout
 
 
 def centre_layout(

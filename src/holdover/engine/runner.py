@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
+from holdover.engine.reading import ReadCounts
 from holdover.engine.scheduler import Batch
 from holdover.engine.watch import RowWatch
 from holdover.kernels.base import AttentionBatch, KernelBackend
@@ -27,6 +28,7 @@ class Runner:
         self._kernels = kernels
         self._manager = manager
         self._watch = RowWatch(manager.layout)
+        self.reads = ReadCounts(manager.layout)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> tuple[Tensor, Sequence[int]]:
@@ -39,13 +41,15 @@ class Runner:
             step,
             torch.from_numpy(batch.logit_rows),
         )
+        self.reads.add(batch)
         return logits, step.damaged(batch.query_start)
 
 
 def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:
     caches = [sequence.cache for sequence in batch.sequences]
     tables = block_tables(caches, batch.context_tokens, manager)
-    return AttentionBatch(batch.query_start, batch.context_tokens, tables)
+    prompts = np.array([sequence.n_prompt for sequence in batch.sequences], dtype=np.int32)
+    return AttentionBatch(batch.query_start, batch.context_tokens, tables, prompts)
 
 
 def block_tables(

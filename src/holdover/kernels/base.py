@@ -29,12 +29,15 @@ class AttentionBatch:
     `context_tokens[s]` counts the tokens of s in the cache, those of this step included, so its
     queries stand at positions [context - queries, context). `block_tables[group]` is
     [sequences, blocks]; entry b holds the block of tokens [b * block_tokens, ...), or -1 where no
-    query of this step may look.
+    query of this step may look. Queries at positions from `prompt_tokens[s]` on decode: where
+    layers are sparse they read few blocks (`spec.sparse`), however many are computed at once.
+    None: all are of prompts.
     """
 
     query_start: NDArray[np.int32]  # [sequences + 1]
     context_tokens: NDArray[np.int32]  # [sequences]
     block_tables: tuple[NDArray[np.int32], ...]  # per group [sequences, blocks]
+    prompt_tokens: NDArray[np.int32] | None = None  # [sequences]
 
 
 class AttentionStep(Protocol):

@@ -63,9 +63,7 @@ def load_experts(loader: Loader, layer: int) -> ExpertWeights:
         shared_gate_up=loader.stacked([f"{shared}.{part}_proj.weight" for part in ("gate", "up")])
         if e.shared_inner_size
         else None,
-        shared_down=loader.stacked([f"{shared}.down_proj.weight"])
-        if e.shared_inner_size
-        else None,
+        shared_down=loader.stacked([f"{shared}.down_proj.weight"]) if e.shared_inner_size else None,
     )
 
 
@@ -104,7 +102,7 @@ def route(x: Tensor, weights: ExpertWeights, experts: Experts) -> tuple[Tensor, 
 def _within_best_groups(scores: Tensor, experts: Experts) -> Tensor:
     """`scores` [tokens, experts], minus infinity outside each token's best groups."""
     e = experts
-    grouped = scores.unflatten(-1, (e.groups, -1))
+    grouped = scores.view(-1, e.groups, e.count // e.groups)
     good = grouped.topk(e.group_best, dim=-1).values.sum(-1)
     best = good.topk(e.chosen_groups, dim=-1).indices
     outside = torch.ones_like(good, dtype=torch.bool).scatter_(1, best, False)
@@ -135,7 +133,9 @@ def _mix(
 
 
 def _one(x: Tensor, expert: int, w: ExpertWeights, geometry: Geometry, limit: float) -> Tensor:
-    inner = F.linear(x, w.gate_up[expert], None if w.gate_up_bias is None else w.gate_up_bias[expert])
+    inner = F.linear(
+        x, w.gate_up[expert], None if w.gate_up_bias is None else w.gate_up_bias[expert]
+    )
     del x
     if limit:
         gate, up = inner.chunk(2, dim=-1)

@@ -101,9 +101,9 @@ def latent_attention(
     del row, latent, rope
     query = hidden.new_empty(len(hidden), g.query_heads, m.row_dim)
     query[..., m.rank :] = rotate(heads[..., m.nope_dim :], angles)
-    query[..., : m.rank] = torch.bmm(
-        heads[..., : m.nope_dim].transpose(0, 1), w.key_up
-    ).transpose(0, 1)
+    query[..., : m.rank] = torch.bmm(heads[..., : m.nope_dim].transpose(0, 1), w.key_up).transpose(
+        0, 1
+    )
     del heads
     mixed = step.attend(layer, query, g.attention_scale, g.attention_softcap)
     del query
@@ -115,6 +115,6 @@ def latent_attention(
 def _in_halves(rows: Tensor, latent: Latent, heads: int) -> Tensor:
     """Rows [heads x (rest, rotary), ...] with pairs side by side, in place with those in halves."""
     if latent.interleaved:
-        turned = rows.unflatten(0, (heads, -1))[:, -latent.rope_dim :]
+        turned = rows.view(heads, -1, *rows.shape[1:])[:, -latent.rope_dim :]
         turned.copy_(torch.cat((turned[:, ::2], turned[:, 1::2]), dim=1))
     return rows

@@ -57,14 +57,22 @@ class ForcedCache:
             self.manager.evict()
 
     def feed_all(self, sequence: SequenceCache, tokens: Sequence[int]) -> None:
-        """Compute what the sequence lacks of `tokens`, step by step."""
+        """Compute what the sequence lacks of `tokens`, a prompt, step by step."""
         while sequence.n_tokens < len(tokens):
             start = sequence.n_tokens
-            self.feed([(sequence, tokens[start : start + self.step_tokens])], 0)
+            self.feed([(sequence, tokens[start : start + self.step_tokens])], 0, len(tokens))
 
     @torch.inference_mode()
-    def feed(self, parts: Sequence[tuple[SequenceCache, Sequence[int]]], n_scored: int) -> Tensor:
-        """One step: each sequence's next tokens; logits after the last `n_scored` of each."""
+    def feed(
+        self,
+        parts: Sequence[tuple[SequenceCache, Sequence[int]]],
+        n_scored: int,
+        n_prompt: int,
+    ) -> Tensor:
+        """One step: each sequence's next tokens; logits after the last `n_scored` of each.
+
+        Tokens from `n_prompt` on are computed as generated ones.
+        """
         lengths = [len(tokens) for _, tokens in parts]
         assert sum(lengths) <= self.step_tokens
         query_start = np.cumsum([0, *lengths], dtype=np.int32)
@@ -73,8 +81,9 @@ class ForcedCache:
             has_room = self.manager.reserve(sequence, len(tokens))
             assert has_room, "the arena was made for this"
         context_tokens = np.array(stops, dtype=np.int32)
+        prompts = np.full(len(parts), n_prompt, dtype=np.int32)
         tables = block_tables([sequence for sequence, _ in parts], context_tokens, self.manager)
-        step = self.kernels.begin(AttentionBatch(query_start, context_tokens, tables))
+        step = self.kernels.begin(AttentionBatch(query_start, context_tokens, tables, prompts))
         ends = query_start[1:].tolist()
         logits = self.model.forward(
             torch.tensor([token for _, tokens in parts for token in tokens]),

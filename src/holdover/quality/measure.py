@@ -17,14 +17,20 @@ from torch import Tensor
 
 from holdover.codecs.base import kv_choice
 from holdover.config import Config, at_least_one, flag
-from holdover.engine.planning import Planned, imposed_window, plan_serving, served_geometry
+from holdover.engine.planning import (
+    Planned,
+    cache_layout,
+    imposed_window,
+    plan_serving,
+    served_geometry,
+)
 from holdover.errors import ConfigError
 from holdover.geometry.base import read_geometry
 from holdover.geometry.imposed import ImposedWindow
 from holdover.models.base import Model, load_model
 from holdover.quality.divergence import Divergence, Figures
 from holdover.quality.forced import ForcedCache
-from holdover.quality.recall import FACTS, Probe, make_probe, recalled
+from holdover.quality.recall import FACTS, Probe, Recalled, make_probe, recalled
 from holdover.quality.text import Text, text_of
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
@@ -64,7 +70,9 @@ class Stored:
     """One way of storing keys and values: what it takes and what it costs.
 
     `capacity` is how many times the tokens of bf16 the same memory holds. `figures` is None for
-    the reference itself; `recall` is None where nothing was asked.
+    the reference itself; `recall` is None where nothing was asked, and so is `recall_same_top`, how
+    often the most likely token after a question is the reference's. `sparse_blocks` is None where
+    generated tokens read all.
     """
 
     kv: str
@@ -72,6 +80,8 @@ class Stored:
     capacity: float
     figures: Figures | None
     recall: float | None
+    recall_same_top: float | None
+    sparse_blocks: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,14 @@ def measure(
     recalls = run.recall(advance)
     figures = [None, *(divergence.figures() for divergence in divergences)]
     stored = (
-        Stored(planned.plan.subject.kv, *_size(planned, config), found, recall)
+        Stored(
+            planned.plan.subject.kv,
+            *_size(planned, config),
+            found,
+            None if recall is None else recall.right,
+            None if recall is None or recalls[0] is None else recall.same_top(recalls[0]),
+            planned.config.sparse_blocks,
+        )
         for planned, found, recall in zip(run.planned, figures, recalls, strict=True)
     )
     first = divergences[0].figures()
@@ -139,7 +156,8 @@ def measure(
 def _size(planned: Planned, config: Config) -> tuple[int, float]:
     """Bytes per token, and capacity against BASELINE, alignment included."""
     layout = planned.layout
-    baseline = CacheLayout.of(layout.spec, kv_choice(BASELINE))
+    spec = CacheSpec.of(layout.spec.layers, layout.spec.block_tokens)
+    baseline = CacheLayout.of(spec, kv_choice(BASELINE))
     ours, theirs = (sum(b.nbytes for b in found.blocks) for found in (layout, baseline))
     return sum(block.logical_bytes(1) for block in layout.blocks), theirs / ours
 
@@ -187,13 +205,14 @@ class _Run:
             max_sequences=FACTS if procedure.recall else 1,
             step_tokens=_step_tokens(geometry.vocab_size),
         )
-        reference = replace(config, kv=config.dtype, window=None, sinks=None)
-        others = [c for c in choices if c != config.dtype]
+        exact = replace(config, kv=config.dtype, window=None, sinks=None, sparse_blocks=None)
         if config.window is not None:
             _demand_forgetting(config, procedure)
-            others = [config.dtype, *others]
-        planned = [_plan(reference, checkpoint)]
-        planned += [_plan(replace(config, kv=choice), checkpoint) for choice in others]
+        others = [c for c in (replace(config, kv=choice) for choice in choices) if c != exact]
+        plain = replace(config, kv=config.dtype)
+        if config.window is not None and plain not in others:
+            others = [plain, *others]
+        planned = [_plan(c, checkpoint) for c in (exact, *others)]
         torch.set_num_threads(planned[0].threads)
         model = load_model(checkpoint, geometry, planned[0].dtype)
         caches = [ForcedCache.of(plan, _as_planned(model, plan), tokenizer) for plan in planned]
@@ -208,7 +227,7 @@ class _Run:
             for step in _steps(chunk, self.caches[0].step_tokens):
                 reference: Tensor | None = None
                 for i, (cache, sequence) in enumerate(zip(self.caches, sequences, strict=True)):
-                    logits = cache.feed([(sequence, step.tokens)], step.n_scored)
+                    logits = cache.feed([(sequence, step.tokens)], step.n_scored, len(chunk) // 2)
                     if reference is None:
                         reference = logits
                     else:
@@ -218,11 +237,11 @@ class _Run:
                 cache.close(sequence)
         return found
 
-    def recall(self, advance: Advance) -> list[float | None]:
-        """The share of facts that each cache recalls."""
+    def recall(self, advance: Advance) -> list[Recalled | None]:
+        """What each cache recalls."""
         if self.probe is None:
             return [None] * len(self.caches)
-        found: list[float | None] = []
+        found: list[Recalled | None] = []
         for cache in self.caches:
             found.append(recalled(cache, self.probe))
             self._count(len(self.probe.context), advance)
@@ -272,9 +291,7 @@ def _as_planned(model: Model, planned: Planned) -> Model:
 
 def _plan(config: Config, checkpoint: Checkpoint) -> Planned:
     """A plan whose arena holds the one sequence there is, and the questions beside it."""
-    geometry = served_geometry(checkpoint, imposed_window(config))
-    spec = CacheSpec.of(geometry.layers, config.block_tokens)
-    layout = CacheLayout.of(spec, kv_choice(config.kv))
+    layout = cache_layout(config, served_geometry(checkpoint, imposed_window(config)))
     assert config.max_context is not None
     blocks = layout.peak_blocks(config.max_context, config.step_tokens)
     n_spare = config.max_sequences * (1 + ceil_div(SPARE_TOKENS, config.block_tokens))

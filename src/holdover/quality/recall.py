@@ -81,12 +81,25 @@ def make_probe(tokenizer: Tokenizer, text: Sequence[int], context_tokens: int) -
     return Probe(context, questions, [value[0] for value in values[:FACTS]])
 
 
-def recalled(cache: ForcedCache, probe: Probe) -> float:
-    """The share of answers that are right."""
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """`right` is the share of answers that are; `tops` the most likely token of all after each."""
+
+    right: float
+    tops: tuple[int, ...]
+
+    def same_top(self, other: Recalled) -> float:
+        """How often the most likely token is the other's."""
+        return sum(a == b for a, b in zip(self.tops, other.tops, strict=True)) / len(self.tops)
+
+
+def recalled(cache: ForcedCache, probe: Probe) -> Recalled:
+    """The questions are computed as generated tokens, which may read less than prompts do."""
     sequence = cache.open(probe.context)
     cache.feed_all(sequence, probe.context)
     cache.close(sequence, keep=True)
     right = 0
+    tops: list[int] = []
     at_once = cache.step_tokens // max(map(len, probe.questions))
     for start in range(0, len(probe.questions), at_once):
         asked = []
@@ -95,12 +108,14 @@ def recalled(cache: ForcedCache, probe: Probe) -> float:
             sequence = cache.open(tokens)
             assert sequence.n_tokens >= len(probe.context), "the context was to be found"
             asked.append((sequence, tokens[sequence.n_tokens :]))
-        best = cache.feed(asked, n_scored=1)[:, probe.answers].argmax(-1)
+        logits = cache.feed(asked, n_scored=1, n_prompt=len(probe.context))
+        tops += logits.argmax(-1).tolist()
+        best = logits[:, probe.answers].argmax(-1)
         right += int((best == torch.arange(start, start + len(asked))).sum())
         for sequence, _ in asked:
             cache.close(sequence, keep=True)
     cache.manager.evict()
-    return right / len(probe.answers)
+    return Recalled(right / len(probe.answers), tuple(tops))
 
 
 def _apart(values: Iterable[list[int]]) -> list[list[int]]:

@@ -40,6 +40,7 @@ def _choice_json(quality: Quality, stored: Stored) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kv": stored.kv,
         "is_reference": figures is None,
+        "sparse_blocks": stored.sparse_blocks,
         "bytes_per_token": stored.bytes_per_token,
         "capacity": round(stored.capacity, 4),
         "perplexity": quality.perplexity if figures is None else figures.perplexity,
@@ -47,7 +48,7 @@ def _choice_json(quality: Quality, stored: Stored) -> dict[str, Any]:
     if figures is not None:
         kept = asdict(figures)
         found |= {k: kept[k] for k in ("perplexity_ratio", "kl_mean", "kl_p99", "same_top")}
-    return found | {"recall": stored.recall}
+    return found | {"recall": stored.recall, "recall_same_top": stored.recall_same_top}
 
 
 def quality_text(report: dict[str, Any]) -> str:
@@ -71,6 +72,8 @@ def quality_text(report: dict[str, Any]) -> str:
     ]  # fmt: skip
     if report["recall_tokens"] is not None:
         columns.append(">recall")
+        if any(choice["sparse_blocks"] is not None for choice in report["choices"]):
+            columns.append(">same answer")
         lines.append(
             f"  recall: {report['recall_facts']} facts through {report['recall_tokens']:,} tokens, "
             "asked at the end; by chance "
@@ -83,6 +86,8 @@ def quality_text(report: dict[str, Any]) -> str:
 
 def _cells(choice: dict[str, Any]) -> list[str]:
     name = f"{choice['kv']}, exact" if choice["is_reference"] else choice["kv"]
+    if choice["sparse_blocks"] is not None:
+        name += f", {choice['sparse_blocks']} blocks"
     cells = [name, f"{choice['bytes_per_token']:,}", f"{choice['capacity']:.2f} x"]
     if choice["is_reference"]:
         cells += ["-", "-", "-", f"{choice['perplexity']:.3f}", "-"]
@@ -94,5 +99,5 @@ def _cells(choice: dict[str, Any]) -> list[str]:
             f"{choice['perplexity']:.3f}",
             f"{choice['perplexity_ratio']:.4f}",
         ]
-    recall = choice["recall"]
-    return [*cells, "-" if recall is None else f"{recall:.0%}"]
+    recalls = (choice["recall"], choice["recall_same_top"])
+    return [*cells, *("-" if share is None else f"{share:.0%}" for share in recalls)]

@@ -60,6 +60,18 @@ _COUNTERS = (
         "requantised_tokens",
         "Of the reused prompt tokens, those that a tier gave back in a denser codec's precision",
     ),
+    (
+        "decode_read_blocks",
+        "decode_read_blocks",
+        "Blocks that generated tokens' queries read, of each KV head of a sparse layer",
+    ),
+    ("decode_context_blocks", "decode_context_blocks", "Blocks of those queries' contexts"),
+    (
+        "decode_read_bytes",
+        "decode_read_bytes",
+        "KV bytes that generated tokens' queries read, where layers are sparse",
+    ),
+    ("decode_context_bytes", "decode_context_bytes", "KV bytes of those queries' contexts"),
 )
 _TIER_GAUGES = (
     ("held_bytes", "held_bytes", "Bytes held in a tier"),

@@ -10,7 +10,7 @@ multiplies heads by dims again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -22,9 +22,9 @@ from holdover.spec.residency import (
     Ints,
     live_tokens,
     peak_blocks,
-    read_tokens,
     step_blocks,
 )
+from holdover.spec.sparse import BOUNDS, BOUNDS_DTYPE, Reading
 from holdover.units import ceil_div, largest, round_up
 
 ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register
@@ -86,12 +86,19 @@ class BlockLayout:
     def of(cls, group: Group, block_tokens: int, codec_for: CodecChoice) -> BlockLayout:
         placed: list[PlacedField] = []
         offset = 0
+
+        def place(layer: int, plane: str, codec: str, fields: Iterable[Field]) -> None:
+            nonlocal offset
+            for field in fields:
+                placed.append(PlacedField(layer, plane, codec, field, offset))
+                offset = round_up(offset + field.nbytes, ALIGNMENT)
+
         for layer in group.layers:
             for plane in group.planes:
                 codec = codec_for(layer, plane)
-                for field in codec.fields(plane, block_tokens):
-                    placed.append(PlacedField(layer, plane.name, codec.name, field, offset))
-                    offset = round_up(offset + field.nbytes, ALIGNMENT)
+                place(layer, plane.name, codec.name, codec.fields(plane, block_tokens))
+                if plane.name == "k" and group.has_bounds(layer):
+                    place(layer, BOUNDS, BOUNDS_DTYPE.value, (bounds_field(plane),))
         payload = sum(p.field.nbytes for p in placed)
         return cls(group, block_tokens, tuple(placed), offset, payload)
 
@@ -115,6 +122,19 @@ class BlockLayout:
     def logical_bytes(self, n_tokens: int) -> int:
         """Bytes of `n_tokens` live tokens by the formula, without block rounding or padding."""
         return ceil_div(n_tokens * self.payload_nbytes, self.block_tokens)
+
+    @property
+    def bounds_nbytes(self) -> int:
+        """Bytes of a block by which sparse layers choose what they read."""
+        return sum(p.field.nbytes for p in self.fields if p.plane == BOUNDS)
+
+    @property
+    def reading(self) -> Reading:
+        """How much of it a decoding query reads."""
+        group, bounds = self.group, self.bounds_nbytes
+        few = sum(p.field.nbytes for p in self.fields if group.has_bounds(p.layer)) - bounds
+        rest = self.payload_nbytes - bounds - few
+        return Reading(group.residency, self.block_tokens, rest, few, bounds, group.sparse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +208,17 @@ class CacheLayout:
 
     def read_bytes(self, n_tokens: int) -> int:
         """Bytes by the formula that the step of token `n_tokens` reads: what a conversation of
-        that length needs, the newest token's own row included."""
-        return sum(b.logical_bytes(read_tokens(b.group.residency, n_tokens)) for b in self.blocks)
+        that length needs, the newest token's own row included, less what sparse layers leave."""
+        return sum(block.reading.nbytes(n_tokens) for block in self.blocks)
 
     def held_bytes(self, n_blocks: Sequence[int]) -> int:
         """Bytes of whole blocks."""
         return sum(n * b.nbytes for n, b in zip(n_blocks, self.blocks, strict=True))
+
+
+def bounds_field(keys: Plane) -> Field:
+    """The least and then the most of a block's keys, of each head."""
+    return Field("edges", BOUNDS_DTYPE, ("head", "edge", "dim"), (keys.heads, 2, keys.dim))
 
 
 def _choose_sector_bytes(block_nbytes: Sequence[int]) -> int:

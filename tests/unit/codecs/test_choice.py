@@ -19,7 +19,10 @@ K, V, LATENT, ROPE = (Plane(name, 1, 32) for name in ("k", "v", "latent", "rope"
         ("int8", {(0, K): "int8", (9, V): "int8", (3, LATENT): "int8"}),
         ("k=int8,v=int4", {(0, K): "int8", (0, V): "int4", (0, LATENT): "int8"}),
         ("latent=int4,k=int8", {(0, LATENT): "int4", (0, ROPE): "int8", (0, V): "bf16"}),
-        ("rope@1=fp32,latent=int8,1=int4", {(0, ROPE): "bf16", (1, ROPE): "fp32", (1, LATENT): "int4"}),
+        (
+            "rope@1=fp32,latent=int8,1=int4",
+            {(0, ROPE): "bf16", (1, ROPE): "fp32", (1, LATENT): "int4"},
+        ),
         ("v=int4", {(0, K): "bf16", (0, V): "int4"}),
         ("int4,0-1=bf16", {(0, K): "bf16", (1, V): "bf16", (2, K): "int4"}),
         (
@@ -82,7 +85,12 @@ def test_a_codec_for_sizing_only_is_not_served() -> None:
 
 @pytest.mark.parametrize(
     ("text", "planes"),
-    [("int8", ("int8", "int8")), ("v=int4", ("bf16", "int4")), ("int8,0=bf16", None), ("rope=int8", None)],
+    [
+        ("int8", ("int8", "int8")),
+        ("v=int4", ("bf16", "int4")),
+        ("int8,0=bf16", None),
+        ("rope=int8", None),
+    ],
 )
 def test_planes_of_an_engine_that_stores_layers_alike(
     text: str, planes: tuple[str, str] | None

@@ -20,9 +20,7 @@ LONG = replace(GREEDY, ignore_eos=True)
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "latent=int4,rope=bf16"])
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_hit_equals_a_cold_run(
-    latents: Loaded, serve: Serve, backend: str, codec: str
-) -> None:
+def test_a_hit_equals_a_cold_run(latents: Loaded, serve: Serve, backend: str, codec: str) -> None:
     served = serve(latents, backend=backend, codec=codec, step_tokens=16)
     cold = served.alone(PROMPTS, LONG)
     assert [a.tokens for a in served.together(PROMPTS, LONG)] == [a.tokens for a in cold]
@@ -49,9 +47,7 @@ def test_parked_equals_undisturbed(latents: Loaded, serve: Serve) -> None:
 @pytest.mark.parametrize("kv", ["bf16", "int4", "latent=int8,rope=bf16", "latent@1=int4"])
 def test_what_is_planned_is_allocated(latents: Loaded, kv: str) -> None:
     """`build_engine` compares each part; the layout has the codec of each plane."""
-    config = Config(
-        model=str(latents.checkpoint.path), kv=kv, kv_memory="1MiB", threads=1
-    )
+    config = Config(model=str(latents.checkpoint.path), kv=kv, kv_memory="1MiB", threads=1)
     planned = plan_serving(config)
     assert {plane.name for plane in planned.layout.spec.groups[0].planes} == {"latent", "rope"}
     if kv == "latent@1=int4":

@@ -78,7 +78,9 @@ class ContiguousStep:
         self, layer: int, sequence: int, query: Tensor, scale: float, softcap: float
     ) -> Tensor:
         shared = self.geometry.query_heads // self.geometry.kv_heads
-        stored = {p: self.rows[layer, sequence, p] for p in PLANES if (layer, sequence, p) in self.rows}
+        stored = {
+            p: self.rows[layer, sequence, p] for p in PLANES if (layer, sequence, p) in self.rows
+        }
         if "latent" in stored:
             stored["k"] = torch.cat((stored["latent"], stored["rope"]), -1)
             stored["v"] = stored["latent"]
@@ -266,7 +268,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV2",
         _LATENT
         | {"q_lora_rank": 24, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
-        | {"routed_scaling_factor": 4.0, "rope_parameters": _YARN | {"mscale": 1.2, "mscale_all_dim": 0.9}},
+        | {
+            "routed_scaling_factor": 4.0,
+            "rope_parameters": _YARN | {"mscale": 1.2, "mscale_all_dim": 0.9},
+        },
     ),
     "deepseek_v2_lite": (
         "DeepseekV2",

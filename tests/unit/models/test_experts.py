@@ -107,4 +107,6 @@ def test_a_token_alone_is_as_in_a_batch() -> None:
     x = torch.randn(40, HIDDEN)
     together = expert_mlp(x, w, g)
     for row in (0, 17, 39):
-        torch.testing.assert_close(expert_mlp(x[row : row + 1], w, g)[0], together[row], rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            expert_mlp(x[row : row + 1], w, g)[0], together[row], rtol=1e-4, atol=1e-3
+        )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.config import Config
 from holdover.errors import ConfigError
@@ -22,6 +23,8 @@ from holdover.quality.recall import FACTS, Probe, make_probe, recalled
 from holdover.quality.report import quality_json, quality_text
 from holdover.text.tokenizer import load_tokenizer
 from holdover.weights import Checkpoint, open_checkpoint
+
+from .conftest import SIZES, saved
 
 SHORT = Procedure(context=192, chunks=2, recall=0)
 BACKENDS = ["reference"] if extension() is None else ["native", "reference"]
@@ -150,10 +153,10 @@ def test_a_model_recalls_what_stands_in_its_context_and_nothing_else(smollm2_pat
     cache, probe = asked(open_checkpoint(smollm2_path), 700)
     assert len(probe.context) + max(map(len, probe.questions)) == 700
     assert len(set(probe.answers)) == FACTS
-    assert recalled(cache, probe) > 0.2  # by chance 0.03; it is a small model
+    assert recalled(cache, probe).right > 0.2  # by chance 0.03; it is a small model
     # The same with the answers moved by one fact: every answer is wrong now.
     moved = replace(probe, answers=probe.answers[1:] + probe.answers[:1])
-    assert recalled(cache, moved) < 0.1
+    assert recalled(cache, moved).right < 0.1
 
 
 @pytest.mark.parametrize("model", ["tiny", "windowed"])
@@ -161,7 +164,7 @@ def test_a_model_that_knows_nothing_recalls_by_chance(
     model: str, request: pytest.FixtureRequest
 ) -> None:
     cache, probe = asked(request.getfixturevalue(model), 700)
-    assert recalled(cache, probe) < 0.3
+    assert recalled(cache, probe).right < 0.3
     cache.manager.check()
     assert cache.manager.held_bytes == 0
     assert cache.manager.cached_bytes == 0
@@ -220,6 +223,27 @@ def test_errors_name_what_would_work(tiny: Checkpoint, short_text: str) -> None:
         Path(short_text).write_bytes(wrong)
         with pytest.raises(ConfigError, match="not text in UTF-8"):
             run(tiny, "int8", procedure=replace(SHORT, text=short_text))
+
+
+def test_generated_tokens_that_read_less_are_compared_with_all(tmp_path: Path) -> None:
+    """A context of 192 tokens is 12 blocks: 9 candidates are all of them, 4 are not."""
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES | {"num_hidden_layers": 4}))
+    checkpoint = saved(tmp_path, model)
+    found = {}
+    for blocks in (None, 4, 9):
+        config = replace(config_of(checkpoint), sparse_blocks=blocks)
+        quality = measure(config, checkpoint, ("fp32", "bf16"), replace(SHORT, chunks=1))
+        found[blocks] = quality.choices
+    assert [c.kv for c in found[None]] == ["fp32", "bf16"]
+    assert [(c.kv, c.sparse_blocks) for c in found[4]] == [
+        ("fp32", None), ("fp32", 4), ("bf16", 4),
+    ]  # fmt: skip
+    (_, few, _), (_, every, _) = found[4], found[9]
+    assert few.figures is not None
+    assert every.figures is not None
+    assert every.figures.kl_mean < 1e-6 < 1e-3 < few.figures.kl_mean
+    assert few.bytes_per_token > found[None][0].bytes_per_token
 
 
 def test_the_command(tiny: Checkpoint, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     | {"norm_topk_prob": True, "rope_interleave": True, "n_group": 8, "topk_group": 4}
     | {"first_k_dense_replace": 3, "n_shared_experts": 1},
 }
-_SERVED = {
+_SERVED: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepseek_v2": {"topk_method": ("greedy", "group_limited_greedy"), "scoring_func": ("softmax",)}
     | {"norm_topk_prob": (None, False), "mlp_bias": (None, False), "moe_layer_freq": (1,)},
     "deepseek_v3": {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
@@ -105,9 +105,7 @@ def _latent(fields: Fields, model_type: str) -> Latent:
     direct = "q_lora_rank" in fields.values and not fields.has("q_lora_rank")
     rope_dim = fields.integer("qk_rope_head_dim")
     if rope_dim % 2:
-        raise fields.wrong(
-            "qk_rope_head_dim", f"{rope_dim} is odd; rotary positions need pairs"
-        )
+        raise fields.wrong("qk_rope_head_dim", f"{rope_dim} is odd; rotary positions need pairs")
     return Latent(
         query_rank=0 if direct else fields.integer("q_lora_rank"),
         rank=fields.integer("kv_lora_rank"),
@@ -120,7 +118,7 @@ def _latent(fields: Fields, model_type: str) -> Latent:
 
 def _scale(latent: Latent, rope: Rope, settings: Mapping[str, Any]) -> float:
     """Stretched scores are sharpened: `mscale_all_dim` acts on queries and keys, so twice."""
-    scale = latent.head_dim**-0.5
+    scale: float = latent.head_dim**-0.5
     stated = Fields(settings, {}, "rope_parameters.")
     if rope.kind != "default" and stated.get("mscale_all_dim"):
         scale *= stretch_magnitude(rope.factor, stated.number("mscale_all_dim")) ** 2

@@ -12,8 +12,9 @@ from holdover.kernels.base import KernelBackend
 from holdover.kernels.native.availability import refusal as refusal
 from holdover.kernels.native.availability import require
 from holdover.spec.layers import Attended
-from holdover.spec.layout import CacheLayout
+from holdover.spec.layout import ALIGNMENT, CacheLayout
 from holdover.spec.limits import Limits
+from holdover.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,27 @@ def workspace_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> in
                 max_context_tokens=min(context_tokens, most_tokens),
             )
         )
+    choices = _choices_bytes(layout, limits, query_heads)
+    return round_up(max(needs), ALIGNMENT) + choices if choices else max(needs)
+
+
+def _choices_bytes(layout: CacheLayout, limits: Limits, query_heads: int) -> int:
+    """What of it sparse layers choose in."""
+    native, block_tokens = require(layout), layout.spec.block_tokens
+    needs = [0]
+    for group in layout.spec.groups:
+        if group.sparse is not None:
+            heads = {plane.name: plane.heads for plane in group.planes}
+            most_blocks = ceil_div(limits.max_context_tokens, block_tokens)
+            needs.append(
+                native.choices_bytes(
+                    kv_heads=heads["k"],
+                    query_heads=query_heads,
+                    read_blocks=group.sparse.read_blocks,
+                    most_blocks=most_blocks,
+                    max_sequences=limits.max_sequences,
+                )
+            )
     return max(needs)
 
 

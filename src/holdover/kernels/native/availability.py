@@ -12,6 +12,7 @@ from types import ModuleType
 from holdover.errors import ConfigError
 from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout, PlacedField
+from holdover.spec.sparse import BOUNDS
 
 ISA_VARIABLE = "HOLDOVER_ISA"
 
@@ -40,7 +41,9 @@ def refusal(layout: CacheLayout) -> str | None:
     for block in layout.blocks:
         if Attended.of(block.group.planes) is None:
             names = ", ".join(sorted(plane.name for plane in block.group.planes))
-            return f"the native kernels attend over k and v or over latent and rope, not over {names}"
+            return (
+                f"the native kernels attend over k and v or over latent and rope, not over {names}"
+            )
         for plane in block.group.planes:
             if plane.dim % 8 or plane.dim > most_dims:
                 return (
@@ -48,6 +51,8 @@ def refusal(layout: CacheLayout) -> str | None:
                     f"not {plane.dim}"
                 )
         for placed in block.fields:
+            if placed.plane == BOUNDS:
+                continue
             if placed.codec not in codecs:
                 return f"the native kernels have no codec {placed.codec!r}: {', '.join(codecs)}"
             if placed.field.axes[0] != "head" or "token" not in placed.field.axes[1:3]:
@@ -83,7 +88,7 @@ def field_strides(placed: PlacedField) -> tuple[int, int, int, int, int]:
     field = placed.field
     after = [prod(field.shape[i + 1 :]) * field.dtype.item_bytes for i in range(len(field.shape))]
     strides = dict(zip(field.axes, after, strict=True))
-    head, token = strides.pop("head"), strides.pop("token")
+    head, token = strides.pop("head"), strides.pop("token", 0)
     unit = max(strides.values(), default=0)
     inner = [n for axis, n in zip(field.axes, field.shape, strict=True) if axis in strides][1:]
     return placed.offset, head, token, unit, prod(inner) * field.dtype.item_bytes

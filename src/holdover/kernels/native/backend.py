@@ -22,6 +22,8 @@ from holdover.kernels.native.threads import torch_parallel
 from holdover.spec.layers import Attended
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
+from holdover.spec.sparse import BOUNDS
+from holdover.units import ceil_div
 
 _FIELDS = (("data", "low"), ("scale",), ("minimum",), ("high",))  # as C++ wants them
 _NOTHING = (0, 0, 0, 0, 0)
@@ -58,6 +60,9 @@ class Native:
             isa=isa,
             parallel=torch_parallel(),
             threads=limits.threads,
+        )
+        cache.set_limits(
+            limits.max_sequences, ceil_div(limits.max_context_tokens, layout.spec.block_tokens)
         )
         planes = {
             (layer, plane.name): native_plane(
@@ -100,9 +105,20 @@ class Native:
         offsets = np.where(table < 0, -1, self.layout.block_offset(group, np.maximum(table, 0)))
         residency = self.layout.blocks[group].group.residency
         first_visible = residency.first_visible(positions).astype(np.int32)
-        return self.module.GroupStep(
+        step = self.module.GroupStep(
             self.cache, starts, contexts, offsets, first_visible, residency.sink_tokens
         )
+        sparse = self.layout.blocks[group].group.sparse
+        if sparse is not None:
+            prompts = contexts if batch.prompt_tokens is None else batch.prompt_tokens
+            step.read_few(
+                np.ascontiguousarray(prompts, dtype=np.int32),
+                sparse.sink_blocks,
+                sparse.blocks,
+                sparse.latest_blocks,
+                sparse.reach,
+            )
+        return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +215,11 @@ def native_plane(
         assert centre.table.is_contiguous()
         rows, table = centre.rows.data_ptr(), centre.table.data_ptr()
         reach_tokens = len(centre.table) * module.TILE_TOKENS
+    bounds = [
+        field_strides(p)[:2]
+        for p in layout.blocks[group].fields
+        if name == "k" and (p.layer, p.plane) == (layer, BOUNDS)
+    ]
     return module.Plane(
         codec=codec,
         heads=plane.heads,
@@ -207,4 +228,5 @@ def native_plane(
         centre_rows=rows,
         centre_table=table,
         centre_tokens=reach_tokens,
+        bounds=bounds[0] if bounds else (-1, 0),
     )

@@ -2,7 +2,8 @@
 
 Everything that the layers of a group share (where rows go, what is read, masks) is worked out at
 the first layer of a step. Large temporaries live in the workspace; beyond it, `attend` allocates
-its result, a slice's queries and results in fp32, and the piece of a plane being decoded.
+its result, a slice's queries and results in fp32, the piece of a plane being decoded, and of a
+sparse layer the bounds and which keys a slice's queries leave out.
 """
 
 from __future__ import annotations
@@ -19,8 +20,17 @@ from holdover.kernels._centre import Centre, Centres
 from holdover.kernels.base import AttentionBatch
 from holdover.kernels.reference.gathers import Gather, Planner, RowSlice
 from holdover.kernels.reference.scratch import FLOAT_BYTES, Scratch
-from holdover.kernels.reference.views import PIECE_BYTES, PlaneView, block_locator
+from holdover.kernels.reference.sparse import Bounds, first_positions, left_out
+from holdover.kernels.reference.views import (
+    PIECE_BYTES,
+    FieldView,
+    PlaneView,
+    block_locator,
+    block_unit_bytes,
+)
+from holdover.spec.groups import Group
 from holdover.spec.layout import CacheLayout
+from holdover.spec.sparse import BOUNDS
 
 _COLUMNS = 256  # of scores, looked at a second time
 
@@ -33,6 +43,7 @@ class Reference:
     planes: Mapping[tuple[int, str], PlaneView]
     workspace: Tensor  # fp32
     centres: Centres
+    bounds: Mapping[int, Bounds]  # of sparse layers
 
     @classmethod
     def bind(
@@ -44,7 +55,13 @@ class Reference:
             for layer in group.layers
             for plane in group.planes
         }
-        return cls(layout, planes, workspace.view(torch.float32), centres)
+        bounds = {
+            layer: _bounds(arena, layout, group.index, layer, planes[layer, "k"])
+            for group in layout.spec.groups
+            for layer in group.layers
+            if group.has_bounds(layer)
+        }
+        return cls(layout, planes, workspace.view(torch.float32), centres, bounds)
 
     def begin(self, batch: AttentionBatch) -> Step:
         destinations = tuple(
@@ -60,6 +77,11 @@ class Destinations:
     blocks: Tensor
     tokens: Tensor
     positions: Tensor
+
+    def filled(self, block_tokens: int) -> tuple[Tensor, Tensor]:
+        """Blocks that become full, and the positions of their first tokens."""
+        last = self.tokens == block_tokens - 1
+        return self.blocks[last], self.positions[last] - (block_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +102,10 @@ class Step:
             if plane == "k" and layer in self.backend.centres:
                 stored = self.backend.centres[layer].stored(plane_rows, to.positions)
             self.backend.planes[layer, plane].write(to.blocks, to.tokens, stored)
+        if layer in self.backend.bounds and "k" in rows:
+            filled, starts = to.filled(spec.block_tokens)
+            centre = self.backend.centres.get(layer)
+            self.backend.bounds[layer].update(filled, starts, spec.block_tokens, centre)
 
     def attend(
         self,
@@ -106,12 +132,29 @@ class Step:
             values.flatten(1, 2).index_fill_(1, gather.unseen, 0.0)  # 0 * NaN would be NaN
             for part in gather.slices:
                 scaled = query[part.rows].float() * scale
+                unread = self._left_out(group, storage, scaled, gather, part)
                 sinks = None
                 if sink_query is not None:
                     sinks = sink_query[part.rows].float() * scale, group.residency.sink_tokens
-                mixed = _attend(scaled, keys, values, room, part, softcap, sinks, sink_logits)
+                mixed = _attend(scaled, keys, values, room, part, softcap, sinks, sink_logits, unread)
                 result[part.rows] = mixed.to(result.dtype)
         return result
+
+    def _left_out(
+        self, group: Group, layer: int, query: Tensor, gather: Gather, part: RowSlice
+    ) -> Tensor | None:
+        """`query` is of the part's rows."""
+        if layer not in self.backend.bounds or group.sparse is None:
+            return None
+        block_tokens = self.backend.layout.spec.block_tokens
+        first = first_positions(self.batch, group.sparse, block_tokens)
+        if first is None:
+            return None
+        positions = self.destinations[group.index].positions[part.rows]
+        return left_out(
+            self.backend.bounds[layer], group.sparse, query, gather, part,
+            first[part.rows], positions, block_tokens,
+        )  # fmt: skip
 
     def _gathers(self, group: int, scratch: Scratch) -> tuple[Gather, ...]:
         key = (group, scratch.query_heads)
@@ -137,7 +180,7 @@ class Step:
         workspace = self.backend.workspace
         shape = attended.heads, gather.sequences, gather.columns
         keys = _first(workspace, (*shape, attended.query_dim))
-        parts = keys.split([plane.dim for plane in attended.keys], dim=-1)
+        parts = torch.split(keys, [plane.dim for plane in attended.keys], dim=-1)
         rows = {plane.name: part for plane, part in zip(attended.keys, parts, strict=True)}
         if not attended.values_are_keys:
             rows["v"] = _first(workspace[n_keys:], (*shape, attended.values.dim))
@@ -153,6 +196,7 @@ def _attend(
     softcap: float,
     sinks: tuple[Tensor, int] | None,
     sink_logits: Tensor | None,
+    unread: Tensor | None,
 ) -> Tensor:
     """`query` [sequences * rows, query_heads, dim], scaled, over [heads, sequences, columns, dim].
 
@@ -182,6 +226,8 @@ def _attend(
     for edge in part.edges:
         hidden = edge.hidden[None, :, :, None, :]
         scores[..., edge.start : edge.stop].masked_fill_(hidden, -torch.inf)
+    if unread is not None:
+        scores.masked_fill_(unread, -torch.inf)
     weight: Tensor | float = 1.0
     if sink_logits is not None:
         of_rows = sink_logits.view(heads, 1, 1, shared).expand(heads, sequences, n_rows, shared)
@@ -199,6 +245,13 @@ def _share_beside(scores: Tensor, logit: Tensor) -> Tensor:
     for column in torch.split(scores, _COLUMNS, dim=-1):  # so that little is held beside the scores
         total += (column - most).exp_().sum(-1, keepdim=True)
     return total / (total + (logit - most).exp_())
+
+
+def _bounds(arena: Tensor, layout: CacheLayout, group: int, layer: int, keys: PlaneView) -> Bounds:
+    [placed] = layout.blocks[group].fields_of(layer, BOUNDS)
+    heads, _, dim = placed.field.shape
+    view = FieldView.of(arena, placed, block_unit_bytes(layout, group))
+    return Bounds(view, keys, heads, dim)
 
 
 def _destinations(batch: AttentionBatch, layout: CacheLayout, group: int) -> Destinations:
