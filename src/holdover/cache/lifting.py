@@ -11,7 +11,6 @@ waited for with whoever asked for it first, and comes as long as anyone waits.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +38,7 @@ class Lift:
     n_tokens: int
     n_matched: int
     decision: Decision
-    deadline_s: float = 0.0  # time.monotonic()
+    deadline_s: float = 0.0  # by the mover's clock
     n_to_come: list[int] = field(default_factory=list)  # blocks per group, promised and not held
     held: list[Block] = field(default_factory=list)
     targets: dict[Ticket, tuple[Block, Record]] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class Lifts:
         self._mover.poll(take)
         any_under_way = bool(self.under_way)
         for lift in list(self.under_way):
-            if lift.targets and time.monotonic() > lift.deadline_s:
+            if lift.targets and self._mover.now_s() > lift.deadline_s:
                 lift.problem = "the tier did not answer in time"
                 others = {t for other in self.under_way if other is not lift for t in other.targets}
                 self._mover.give_up(lift.targets.keys() - others)

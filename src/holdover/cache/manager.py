@@ -209,10 +209,12 @@ class CacheManager:
         left: list[Block] = []
         for index in range(longest - 1, -1, -1):  # tails are evicted before what they stand on
             for table in sequence.tables:
-                block = table.clear(index) if index < len(table.blocks) else None
+                block = table.blocks[index] if index < len(table.blocks) else None
                 if block is not None:
                     self._room.unref(block)
                     left.append(block)
+        for table in sequence.tables:
+            table.blocks.clear()
         for block in reversed(left):  # and stored after it
             self._mover.offer(block)
 

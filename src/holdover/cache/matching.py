@@ -156,9 +156,19 @@ class Matcher:
     ) -> _Walk:
         n_tokens = len(tokens) // TOKEN_BYTES
         reads_all = [residency.first_visible(n_tokens) == 0 for residency in self._residencies]
-        walk = _Walk([], [self._index.root(tenant)], [[0] for _ in self._residencies])
+        n_groups = len(self._residencies)
+        walk = _Walk([], [self._index.root(tenant)], [[0] for _ in range(n_groups)])
+        if all(reads_all):  # nothing before a gap is of use, so nothing is ever missing
+            for key, entry in self._index.chain(tenant, tokens):
+                if any(not has(entry, key, g) for g in range(n_groups)):
+                    break
+                walk.chain.append(entry)
+                walk.keys.append(key)
+            for counts in walk.missing:
+                counts.extend([0] * len(walk.chain))
+            return walk
         for key, entry in self._index.chain(tenant, tokens):
-            lacks = [not has(entry, key, g) for g in range(len(walk.missing))]
+            lacks = [not has(entry, key, g) for g in range(n_groups)]
             if any(lack and needed for lack, needed in zip(lacks, reads_all, strict=True)):
                 break  # nothing longer can hit
             walk.chain.append(entry)

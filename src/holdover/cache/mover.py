@@ -11,6 +11,7 @@ a time; the rest is the tiers' threads' work. Without tiers nothing waits and no
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -48,10 +49,18 @@ class _Queue:
 class Mover:
     """Single-threaded; used by the manager only. `bind` comes before all else."""
 
-    def __init__(self, layout: CacheLayout, tiers: Sequence[Tier], costs: Costs) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        tiers: Sequence[Tier],
+        costs: Costs,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` tells the seconds by which loads are late and busy tiers are asked again."""
         self._layout = layout
         self._tiers = tuple(tiers)
         self.costs = costs
+        self.now_s = clock
         self._queues = tuple(map(_Queue, self._tiers))
         self._in_flight_bytes = [0] * len(self._tiers)
         self._under_way: dict[Ticket, int] = {}  # bytes of each load
@@ -150,8 +159,8 @@ class Mover:
         return decision
 
     def deadline_s(self, decision: Decision) -> float:
-        """By when loads that begin now should have ended, in time.monotonic()."""
-        return time.monotonic() + max(LEAST_PATIENCE_S, PATIENCE * decision.load_s)
+        """By when loads that begin now should have ended, by the clock."""
+        return self.now_s() + max(LEAST_PATIENCE_S, PATIENCE * decision.load_s)
 
     def load(self, record: Record) -> Ticket | None:
         place = self._tier_of(record)
@@ -182,25 +191,26 @@ class Mover:
             self._store_some(queue)
 
     def _store_some(self, queue: _Queue) -> None:
-        if time.monotonic() - queue.refused_s < REFUSED_REST_S:
+        if self.now_s() - queue.refused_s < REFUSED_REST_S:
             return
         for _ in range(min(STORES_A_POLL, len(queue.blocks))):
             block = next(iter(queue.blocks))
             if block.entry is not None and not self._store(queue.tier, block):
-                queue.refused_s = time.monotonic()
+                queue.refused_s = self.now_s()
                 return
             del queue.blocks[block]
 
     @property
-    def _is_waiting(self) -> bool:
-        return any(queue.blocks for queue in self._queues)
+    def waiting_blocks(self) -> int:
+        """That are to be stored."""
+        return sum(len(queue.blocks) for queue in self._queues)
 
     @property
     def rest_s(self) -> float | None:
         """How long `poll` may wait when nothing else is to be done; None: for ever."""
         if self._under_way:
             return LOAD_REST_S
-        return REFUSED_REST_S if self._is_waiting else None
+        return REFUSED_REST_S if self.waiting_blocks else None
 
     def give_up(self, tickets: Iterable[Ticket]) -> None:
         """Loads that nobody waits for any more."""
@@ -210,7 +220,7 @@ class Mover:
     def close(self, wait_s: float) -> None:
         """Store what waits, for at most `wait_s`, and end the tiers."""
         stop_s = time.monotonic() + wait_s
-        while self._is_waiting and time.monotonic() < stop_s:
+        while self.waiting_blocks and time.monotonic() < stop_s:
             self.poll(lambda ticket, data, problem: None)
             time.sleep(LOAD_REST_S)
         for tier in self._tiers:

@@ -35,6 +35,8 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
 
 def common_tokens(a: bytes, b: bytes) -> int:
     """Length in tokens of the common prefix of two runs."""
+    if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
+        return 0  # most of those that are compared
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:
         return shorter // TOKEN_BYTES
@@ -103,9 +105,9 @@ class PrefixIndex:
 
         A group that has a block for this run already keeps it; the offered one stays private.
         """
-        entry = self._find(parent, run)
+        key = self._hash(parent, run) if len(run) == self.run_bytes else None
+        entry = self._among(parent, run) if key is None else self._keyed(key, parent, run)
         if entry is None:
-            key = self._hash(parent, run) if len(run) == self.run_bytes else None
             if key is not None and key in self._by_key:
                 # A collision: nobody will find what follows a key that is no digest and used once.
                 return b"collision %d" % next(self._collisions)
@@ -169,6 +171,10 @@ class PrefixIndex:
     def _find(self, parent: bytes, run: bytes) -> Entry | None:
         if len(run) == self.run_bytes:
             return self._keyed(self._hash(parent, run), parent, run)
+        return self._among(parent, run)
+
+    def _among(self, parent: bytes, run: bytes) -> Entry | None:
+        """A tail, of which there is no key."""
         return next((entry for entry in self._latest(parent) if entry.tokens == run), None)
 
     def _keyed(self, key: bytes, parent: bytes, run: bytes) -> Entry | None:

@@ -31,11 +31,23 @@ class BlockTable:
     def n_held(self) -> int:
         return int(np.count_nonzero(self.numbers >= 0))
 
+    @classmethod
+    def of(cls, blocks: list[Block | None], start: int) -> BlockTable:
+        table = cls()
+        table.blocks, table.start = blocks, start
+        while len(table._numbers) < len(blocks):
+            table._grow()
+        table._numbers[: len(blocks)] = [-1 if b is None else b.number for b in blocks]
+        return table
+
+    def _grow(self) -> None:
+        grown = np.full(2 * len(self._numbers), -1, dtype=np.int32)
+        grown[: len(self._numbers)] = self._numbers
+        self._numbers = grown
+
     def append(self, block: Block | None) -> None:
         if len(self.blocks) == len(self._numbers):
-            grown = np.full(2 * len(self._numbers), -1, dtype=np.int32)
-            grown[: len(self._numbers)] = self._numbers
-            self._numbers = grown
+            self._grow()
         self._numbers[len(self.blocks)] = -1 if block is None else block.number
         self.blocks.append(block)
 
@@ -63,11 +75,7 @@ class Reused:
         return [block for block in (*self.blocks, self.tail) if block is not None]
 
     def table(self) -> BlockTable:
-        table = BlockTable()
-        for block in self.blocks:
-            table.append(block)
-        table.start = self.start
-        return table
+        return BlockTable.of(list(self.blocks), self.start)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import holdover
-from holdover.cli import bench, chat, doctor, inspect, plan, quality, serve
+from holdover.cli import bench, chat, doctor, inspect, plan, quality, serve, simulate
 
 
 def build_app() -> typer.Typer:
@@ -20,7 +20,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True, help=holdover.__doc__)(_version_option)
-    for command in (plan, serve, chat, inspect, quality, bench, doctor):
+    for command in (plan, simulate, serve, chat, inspect, quality, bench, doctor):
         command.register(app)
     return app
 

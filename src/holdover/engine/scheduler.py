@@ -13,17 +13,43 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdover.cache.explain import Reuse
+from holdover.cache.lifting import Lift
 from holdover.cache.manager import CacheManager
+from holdover.cache.sequence import SequenceCache
 from holdover.engine.sequence import Sequence, State
 from holdover.spec.limits import Limits
 
 _by_arrival = attrgetter("arrival")
+
+
+class Entrant(Protocol):
+    """What `enter` reads and sets: of a `Sequence`, or of what a simulation has in its place."""
+
+    cache: SequenceCache | None
+    lift: Lift | None
+    cached_tokens: int | None
+    reuse: Reuse | None
+
+    @property
+    def tokens(self) -> Sequence_[int]: ...
+
+    @property
+    def n_longest(self) -> int: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,40 +218,51 @@ class Scheduler:
             budget -= n_tokens
 
     def _admit(self, sequence: Sequence, budget: int) -> int | None:
-        """Give a sequence its cache; returns its tokens in this step, or None if there is no room
-        or if a lift was begun for it.
-
-        It must find room for its peak over all its known tokens and a block more, beside what those
-        before it were let in for: less was too little when it was parked, so that no one is parked
-        and resumed in turns. With nobody else running one step's room will do, which there always
-        is.
-        """
-        manager, tokens = self._manager, sequence.tokens
-        match = manager.match(tokens, sequence.tenant)
-        n_known = min(len(tokens) + self._block_tokens, sequence.n_longest)
-        promise = manager.layout.peak_blocks(n_known, self._limits.step_tokens)
-        if sequence.lift is None or not sequence.lift.ended:  # one attempt each time it queues
-            sequence.lift = manager.lift(tokens, match, sequence.tenant, promise)
-            if sequence.lift is not None and not sequence.lift.ended:
-                return None
-        n_step = min(len(tokens) - match.n_tokens, budget)
-        cache = manager.admit(
-            tokens, match, n_step, sequence.tenant, promise=promise, owner=sequence.name
-        )
-        if cache is None and (self.running or self.loading):
-            return None
-        if cache is None:
-            cache = manager.admit(tokens, match, n_step, sequence.tenant, owner=sequence.name)
-            assert cache is not None, "the arena does not hold one sequence"
-        sequence.cache = cache
-        lift, sequence.lift = sequence.lift, None
-        if sequence.cached_tokens is None:
-            sequence.reuse = manager.explain(cache, tokens, lift)
-            sequence.cached_tokens = cache.n_tokens
+        is_new = sequence.cached_tokens is None
+        alone = not (self.running or self.loading)
+        n_step = enter(self._manager, self._limits, sequence, budget, alone)
+        if n_step is not None and is_new:
             self.prompt_tokens += sequence.n_prompt
-            self.cached_tokens += cache.n_tokens
-            self.requantised_tokens += cache.requantised_tokens
+            assert sequence.cache is not None
+            self.cached_tokens += sequence.cached_tokens or 0
+            self.requantised_tokens += sequence.cache.requantised_tokens
         return n_step
+
+
+def enter(
+    manager: CacheManager, limits: Limits, sequence: Entrant, budget: int, alone: bool
+) -> int | None:
+    """Give a sequence its cache; returns its tokens in this step, or None if there is no room
+    or if a lift was begun for it.
+
+    It must find room for its peak over all its known tokens and a block more, beside what those
+    before it were let in for: less was too little when it was parked, so that no one is parked
+    and resumed in turns. With nobody else running one step's room will do, which there always
+    is.
+    """
+    tokens = sequence.tokens
+    match = manager.match(tokens, sequence.tenant)
+    n_known = min(len(tokens) + manager.layout.spec.block_tokens, sequence.n_longest)
+    promise = manager.layout.peak_blocks(n_known, limits.step_tokens)
+    if sequence.lift is None or not sequence.lift.ended:  # one attempt each time it queues
+        sequence.lift = manager.lift(tokens, match, sequence.tenant, promise)
+        if sequence.lift is not None and not sequence.lift.ended:
+            return None
+    n_step = min(len(tokens) - match.n_tokens, budget)
+    cache = manager.admit(
+        tokens, match, n_step, sequence.tenant, promise=promise, owner=sequence.name
+    )
+    if cache is None and not alone:
+        return None
+    if cache is None:
+        cache = manager.admit(tokens, match, n_step, sequence.tenant, owner=sequence.name)
+        assert cache is not None, "the arena does not hold one sequence"
+    sequence.cache = cache
+    lift, sequence.lift = sequence.lift, None
+    if sequence.cached_tokens is None:
+        sequence.reuse = manager.explain(cache, tokens, lift)
+        sequence.cached_tokens = cache.n_tokens
+    return n_step
 
 
 def batch_of(work: Iterable[tuple[Sequence, int]]) -> Batch:

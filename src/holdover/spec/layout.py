@@ -148,7 +148,12 @@ class CacheLayout:
 
     @classmethod
     def of(cls, spec: CacheSpec, codec_for: CodecChoice) -> CacheLayout:
-        blocks = tuple(BlockLayout.of(g, spec.block_tokens, codec_for) for g in spec.groups)
+        blocks = (BlockLayout.of(g, spec.block_tokens, codec_for) for g in spec.groups)
+        return cls.of_blocks(spec, tuple(blocks))
+
+    @classmethod
+    def of_blocks(cls, spec: CacheSpec, blocks: tuple[BlockLayout, ...]) -> CacheLayout:
+        """Of blocks that are laid out already, one for each group."""
         sector_bytes = _choose_sector_bytes([b.nbytes for b in blocks])
         return cls(spec, blocks, sector_bytes, tuple(sector_bytes // b.nbytes for b in blocks))
 

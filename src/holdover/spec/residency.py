@@ -62,8 +62,12 @@ class Window:
         return first * (first > 0)
 
     def peak_starts(self, last_start: int, block_tokens: int) -> Iterable[int]:
-        # The count depends on how the window's edge lies in a block: try each alignment.
-        return range(max(0, last_start - block_tokens + 1), last_start + 1)
+        # From one step start to the next only a window's edge that leaves a block lets one go: most
+        # is held at the end, or at the last start before the edge left one.
+        yield last_start
+        edge = last_start - (last_start - self.window_tokens + 2) % block_tokens
+        if edge >= 0:
+            yield edge
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from holdover.files import typed_path
 from holdover.spec.layout import CacheLayout
 from holdover.units import format_bytes, parse_bytes
 
-__all__ = ["Disk", "Settings", "buffer_bytes", "create", "parse", "tenant_secret"]
+__all__ = ["Disk", "Settings", "Sizes", "buffer_bytes", "create", "parse", "tenant_secret"]
 
 _KEY = ":key="
 _SEGMENTS = 16  # of a small cap: what one eviction takes is not much
@@ -47,6 +47,24 @@ class Settings:
     read_threads: int = 2
     read_deadline_s: float = 5.0
     refresh_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a directory of some size is cut into: a format and the slots of a segment for each
+    group, and how many blocks can wait to be written."""
+
+    shapes: tuple[Format, ...]
+    n_slots: tuple[int, ...]
+    n_staged: int
+
+    @classmethod
+    def of(cls, spec: TierSpec, layout: CacheLayout, settings: Settings) -> Sizes:
+        """Raises ConfigError where the cap cannot hold a block of each group."""
+        key = None if spec.key_path is None else _KEY_BYTES_AS_PLANNED
+        shapes = _shapes(layout, b"", key)
+        _, n_staged, _ = _pools(shapes, settings)
+        return cls(tuple(shapes), tuple(_slots(spec, shapes)), n_staged)
 
 
 def parse(text: str) -> TierSpec:

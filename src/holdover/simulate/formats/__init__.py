@@ -1,0 +1,1 @@
+"""Formats of traces: one file each, recognised by the first line."""
