@@ -47,7 +47,7 @@ fix: .venv/installed-test
 	@$(BIN)/ruff format .
 
 bench: .venv
-	@$(BIN)/holdover bench $(ARGS)
+	@$(BIN)/holdover bench $(or $(ARGS),concurrent)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

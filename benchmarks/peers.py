@@ -13,7 +13,6 @@ are. A figure means something on an idle machine only: the last lines say how id
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -26,10 +25,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server_process import Server, busy_s, serving
-
+from holdover.bench.facts import run_facts
 from holdover.bench.load import Target
-from holdover.bench.workloads import WORKLOADS, run_workload
+from holdover.bench.measure import Settings, measure, named_workload
+from holdover.bench.report import bench_json, faults, headline_figures
+from holdover.bench.server_process import Server, busy_s, serving
+from holdover.bench.session import run_loop
+from holdover.bench.workloads import WORKLOADS
 from holdover.errors import ConfigError, HoldoverError
 
 
@@ -83,7 +85,7 @@ def read_engines(path: Path, wanted: Sequence[str]) -> list[Engine]:
     return [engine for engine in engines if not wanted or engine.name in wanted]
 
 
-def measure(
+def sit(
     engine: Engine, number: int, workloads: Sequence[str], asked: argparse.Namespace
 ) -> tuple[Sitting | None, list[Measured]]:
     load_before = os.getloadavg()[0]
@@ -109,9 +111,12 @@ def _measure_one(
     start_s, before_s = time.monotonic(), busy_s() - server.cpu_s() - time.process_time()
     figures: dict[str, tuple[float, ...]] = {}
     error = ""
+    settings, chosen = Settings(asked.seed, asked.repeats), named_workload(workload)
     try:
-        run = asyncio.run(run_workload(target, workload, asked.seed, asked.repeats))
-        figures = {figure.name: figure.values for figure in run.figures}
+        [run] = run_loop(measure([target], workload, chosen, settings))
+        report = bench_json(workload, chosen, [run], {}, asked.seed, None)
+        error = "; ".join(faults(report["servers"][0]))
+        figures = {} if error else headline_figures(chosen, run)
     except HoldoverError as failure:
         error = str(failure)
     used_s = busy_s() - server.cpu_s() - time.process_time() - before_s
@@ -122,7 +127,7 @@ def _measure_one(
 def _say(measured: Measured) -> None:
     shown = ", ".join(f"{k} {_median(v):,.1f}" for k, v in measured.figures.items())
     print(
-        f"round {measured.round}  {measured.engine:<24}{measured.workload:<9}"
+        f"round {measured.round}  {measured.engine:<24}{measured.workload:<13}"
         f"{shown or measured.error} (others {measured.others_cores:.2f} cores)",
         file=sys.stderr, flush=True,
     )  # fmt: skip
@@ -201,13 +206,17 @@ def main() -> None:
     engines = read_engines(asked.description, asked.engines)
     sat: list[Sitting] = []
     done: list[Measured] = []
+    facts = run_facts(sys.argv[1:], "benchmarks/peers.py")
     for number in range(1, asked.rounds + 1):
         for engine in engines:
-            sitting, measured = measure(engine, number, asked.workloads, asked)
+            sitting, measured = sit(engine, number, asked.workloads, asked)
             sat += [sitting] if sitting else []
             done += measured
             if asked.json:  # after each engine, so that a run cut short leaves what it has
-                record = {"sittings": list(map(asdict, sat)), "measured": list(map(asdict, done))}
+                record = {
+                    "run": facts, "sittings": list(map(asdict, sat)),
+                    "measured": list(map(asdict, done)),
+                }  # fmt: skip
                 asked.json.write_text(json.dumps(record, indent=1))
     print("\n".join(table(engines, done, sat)))
     for failed in done:

@@ -17,6 +17,7 @@ from holdover.units import parse_bytes
 DTYPES = ("auto", "fp32", "bf16")
 WEIGHTS = ("fp32", "bf16", "int8")
 DEFAULT_SINK_TOKENS = 4  # more are of little more use (StreamingLLM)
+RESERVATIONS = ("shared", "paged", "contiguous")
 MAX_THREADS = 1024  # torch crashes where the system refuses one
 
 
@@ -52,6 +53,9 @@ class Config:
     latest; all when not given. Nothing is forgotten, and prompts read all."""
     eviction: str = "lru"
     """Eviction policy of cached blocks."""
+    reservation: str = "shared"
+    """How conversations take room: shared, block by block, prefixes reused; and to compare with:
+    paged, which reuses none, and contiguous, where each holds the longest context all the time."""
     block_tokens: int = 16
     """Tokens per KV block."""
     max_sequences: int = 64
@@ -107,6 +111,10 @@ class Config:
             raise ConfigError("--dtype", f"{self.dtype!r}; use {', '.join(DTYPES)}")
         if self.weights not in (None, *WEIGHTS):
             raise ConfigError("--weights", f"{self.weights!r}; use {', '.join(WEIGHTS)}")
+        if self.reservation not in RESERVATIONS:
+            raise ConfigError(
+                "--reservation", f"{self.reservation!r}; use {', '.join(RESERVATIONS)}"
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", f"{self.port} is not between 0 and 65535")
         if not self.grace_s >= 0:  # NaN neither

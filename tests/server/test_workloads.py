@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
+import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from holdover.bench.conversations import Conversations, Restart
 from holdover.bench.load import Target
+from holdover.bench.measure import Measured, Settings, measure
 from holdover.bench.prompts import prompt_text
-from holdover.bench.report import workload_json, workload_lines
-from holdover.bench.run import BenchError
-from holdover.bench.workloads import CHAT, WORKLOADS, WorkloadRun, run_workload
+from holdover.bench.report import Report, bench_json, headline_figures, warnings
+from holdover.bench.restart import measure_restarts
+from holdover.bench.session import run_loop
+from holdover.bench.text import bench_text
+from holdover.bench.workload import Workload
+from holdover.bench.workloads import WORKLOADS, Concurrent, LongContext, Prefill, Rag, Single
 from holdover.cli.app import build_app
 from holdover.config import Config
 from holdover.errors import ConfigError
@@ -27,6 +34,10 @@ from .scripted import ByteTokenizer, ScriptedEngine
 
 CONTEXT_TOKENS = 100_000  # bytes: a word has five
 STEP_S = 0.01
+CHAT = Conversations(
+    users=3, turns=3, system_words=20, first_words=12, words=8, output_tokens=16
+)  # fmt: skip
+RUN = {"processor": "a CPU", "cores": 2, "load_before": 0.0, "command": "holdover", "time": "now"}
 
 
 @pytest.fixture
@@ -50,9 +61,19 @@ def letters(prompt: str) -> bytes:
     return (f"{hash(prompt) & 0xFFFFFF:06x} " * 30).encode()
 
 
-def run(server: Any, name: str, **options: Any) -> WorkloadRun:
-    extra_body = options.pop("extra_body", {})
-    return asyncio.run(run_workload(Target(server.url, extra_body=extra_body), name, **options))
+def run(
+    server: Any, workload: Workload, name: str = "test", check: int = 0, repeats: int = 1,
+    seed: int = 0, extra_body: Any = None,
+) -> Measured:  # fmt: skip
+    target = Target(server.url, extra_body=extra_body or {})
+    settings = Settings(seed, repeats, check=check)
+    [measured] = run_loop(measure([target], name, workload, settings))
+    return measured
+
+
+def report_of(measured: Measured, workload: Workload) -> Report:
+    report = bench_json("test", workload, [measured], RUN, 0, None)
+    return json.loads(json.dumps(report))
 
 
 def prompts(server: Any) -> list[str]:
@@ -60,133 +81,227 @@ def prompts(server: Any) -> list[str]:
     return [bytes(prompt).decode() for prompt in server.engine.prompts][1:]
 
 
-def values(run: WorkloadRun) -> dict[str, tuple[float, ...]]:
-    return {figure.name: figure.values for figure in run.figures}
-
-
 def test_single_measures_the_pace_of_the_tokens(scripted: Any) -> None:
     server = scripted(step_s=STEP_S)
-    done = run(server, "single", repeats=2)
+    measured = run(server, Single(input_words=32, output_tokens=40, requests=2))
     assert [len(prompt.split()) for prompt in prompts(server)] == [32, 32]
-    assert [sample.output_tokens for sample in done.samples] == [128, 128]
-    for value_ms, sample in zip(values(done)["per_token_ms"], done.samples, strict=True):
-        assert value_ms >= STEP_S * 1000 * 0.95  # a late first piece takes from the rest
-        assert value_ms <= (sample.end_s - sample.start_s) * 1000 / 127
+    assert [sample.output_tokens for sample in measured.samples] == [40, 40]
+    for sample in measured.samples:
+        assert (sample.per_token_s or 0) >= STEP_S * 0.95  # a late first piece takes from the rest
+        assert (sample.per_token_s or 0) <= sample.total_s / 39
 
 
-def test_prefill_is_tokens_of_the_prompt_by_time_to_the_first(scripted: Any) -> None:
+def test_prefill_sends_each_prompt_cold_and_then_warm(scripted: Any) -> None:
     server = scripted()
-    done = run(server, "prefill", repeats=2)
-    found = values(done)
-    assert [len(prompt.split()) for prompt in prompts(server)] == [2048, 2048, 6000, 6000]
-    assert set(found) == {
-        "prefill_2048_tokens_per_s", "ttft_2048_ms", "prefill_6000_tokens_per_s", "ttft_6000_ms"
-    }  # fmt: skip
-    for words, two in ((2048, done.samples[:2]), (6000, done.samples[2:])):
-        for sample, rate, first_ms in zip(
-            two, found[f"prefill_{words}_tokens_per_s"], found[f"ttft_{words}_ms"], strict=True
+    workload = Prefill(input_words="20,60")
+    report = report_of(run(server, workload, repeats=2), workload)
+    sent = prompts(server)
+    assert [len(prompt.split()) for prompt in sent] == [20, 20, 60, 60] * 2
+    assert all(sent[i] == sent[i + 1] for i in range(0, 8, 2))
+    assert len(set(sent)) == 4
+    parts = report["servers"][0]["parts"]
+    assert [(p["name"], p["x"], p["line"]) for p in parts] == [
+        ("20 cold", 20, "cold"), ("20 warm", 20, "warm"),
+        ("60 cold", 60, "cold"), ("60 warm", 60, "warm"),
+    ]  # fmt: skip
+    for part in parts:
+        for request, rate in zip(
+            part["requests"], part["figures"]["prompt_tokens_per_s"]["values"], strict=True
         ):
-            assert first_ms == pytest.approx(1000 * (sample.ttft_s or 0))
-            assert rate == pytest.approx((sample.prompt_tokens or 0) / (sample.ttft_s or 0))
+            assert rate == pytest.approx(1000 * request["prompt_tokens"] / request["ttft_ms"])
 
 
-def test_again_and_decode_send_one_prompt(scripted: Any) -> None:
-    for name, words in (("again", 2048), ("decode", 6000)):
-        server = scripted()
-        done = run(server, name, repeats=3)
-        assert len(prompts(server)) == 4
-        assert len(set(prompts(server))) == 1
-        assert len(prompts(server)[0].split()) == words
-        assert [len(figure.values) for figure in done.figures] == [3]
+def test_long_context_has_a_part_for_each_length(scripted: Any) -> None:
+    server = scripted()
+    measured = run(server, LongContext(input_words="10,30", output_tokens=4))
+    assert [len(prompt.split()) for prompt in prompts(server)] == [10, 30]
+    assert [part.x for part in measured.repetitions[0].parts] == [10, 30]
 
 
-def test_streams_are_all_there_at_once(scripted: Any) -> None:
+def test_concurrent_keeps_as_many_streams_as_it_says(scripted: Any) -> None:
     server = scripted(step_s=0.005)
-    most = 0
+    most: list[int] = []
 
     def answer(prompt: str) -> bytes:
-        nonlocal most
-        most = max(most, len(server.engine._running) + 1)
+        most.append(len(server.engine._running) + 1)
         return letters(prompt)
 
     server.engine.answer = answer
-    done = run(server, "streams", repeats=1)
-    assert most == 16
-    wall_s = max(s.end_s for s in done.samples) - min(s.start_s for s in done.samples)
-    assert values(done)["output_tokens_per_s"] == (pytest.approx(16 * 128 / wall_s),)
+    workload = Concurrent(streams="1,4", requests=6, input_words=5, output_tokens=10)
+    report = report_of(run(server, workload), workload)
+    assert max(most[1:7]) == 1
+    assert max(most[7:]) == 4
+    one, four = report["servers"][0]["parts"]
+    assert [len(part["requests"]) for part in (one, four)] == [6, 6]
+    starts = [request["start_s"] for request in four["requests"]]
+    ends = [r["start_s"] + r["request_ms"] / 1000 for r in four["requests"]]
+    rate = four["figures"]["output_tokens_per_s"]["median"]
+    assert rate == pytest.approx(60 / (max(ends) - min(starts)))
 
 
-@pytest.mark.parametrize("name", ["single", "prefill", "streams"])
+def test_a_rate_begins_requests_whether_or_not_others_ended(scripted: Any) -> None:
+    server = scripted(step_s=0.05)
+    workload = Concurrent(rate="40", requests=12, input_words=5, output_tokens=12)
+    measured = run(server, workload)
+    starts_s = sorted(sample.start_s for sample in measured.samples)
+    assert starts_s[-1] - starts_s[0] < min(sample.total_s for sample in measured.samples)
+    assert measured.repetitions[0].parts[0].name == "40 a second"
+
+
+@pytest.mark.parametrize("name", ["single", "prefill", "concurrent", "rag"])
 def test_repetitions_share_no_prompt(name: str, scripted: Any) -> None:
+    small = {
+        "single": Single(requests=2, output_tokens=2),
+        "prefill": Prefill(input_words="10"),
+        "concurrent": Concurrent(streams="2", requests=2, output_tokens=2, input_words=10),
+        "rag": Rag(documents=1, per_request=1, requests=1, output_tokens=2),
+    }
     server = scripted()
-    run(server, name, repeats=2)
-    for one, other in combinations(prompts(server), 2):
+    run(server, small[name], repeats=2)
+    sent = list(dict.fromkeys(prompts(server)))
+    assert len(sent) > 1
+    for one, other in combinations(sent, 2):
         assert one[:40] != other[:40]
 
 
-def test_chat_resends_the_whole_history_with_the_servers_answers(
-    scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = replace(WORKLOADS["chat"], run=replace(CHAT, answer_tokens=16).run)
-    monkeypatch.setitem(WORKLOADS, "chat", few)  # 72 answers
+def test_chat_resends_the_whole_history_behind_one_system_prompt(scripted: Any) -> None:
     server = scripted()
-    done = run(server, "chat", repeats=1)
+    measured = run(server, CHAT)
+    shared = f"<system>{prompt_text(0, 'test/0/system', 20)}<user>"
     turns: dict[str, list[str]] = {}
     for prompt in prompts(server):
-        turns.setdefault(prompt[:60], []).append(prompt)
-    assert len(turns) == 12
+        assert prompt.startswith(shared)
+        turns.setdefault(prompt[len(shared) :][:40], []).append(prompt)
+    assert len(turns) == 3
     for sent in turns.values():
-        assert len(sent) == 6
+        assert len(sent) == 3
         for before, after in pairwise(sent):
             assert after.startswith(before + letters(before)[:16].decode())
-    firsts_ms = sorted(1000 * (sample.ttft_s or 0) for sample in done.samples)
-    p50, p95 = (values(done)[name][0] for name in ("ttft_p50_ms", "ttft_p95_ms"))
-    assert firsts_ms[35] <= p50 <= firsts_ms[36]
-    assert firsts_ms[67] <= p95 <= firsts_ms[68]
+    parts = measured.repetitions[0].parts
+    assert [(part.name, len(part.samples)) for part in parts] == [
+        ("all turns", 9), ("turn 1", 3), ("turn 2", 3), ("turn 3", 3)
+    ]  # fmt: skip
+    assert len(measured.samples) == 9  # a sample in two parts counts once
+
+
+def test_users_think_and_come_at_a_rate(scripted: Any) -> None:
+    server = scripted()
+    slow = replace(CHAT, think_s=0.1, rate=50.0, turns=2)
+    fast = replace(CHAT, turns=2)
+    thinking, quick = run(server, slow), run(server, fast, seed=1)
+    spent = [
+        max(s.end_s for s in m.samples) - min(s.start_s for s in m.samples)
+        for m in (thinking, quick)
+    ]
+    assert spent[0] > spent[1] + 0.05
+
+
+def test_a_user_whose_turn_failed_stops(scripted: Any) -> None:
+    server = scripted(context_tokens=300)
+    workload = replace(CHAT, words=40)
+    report = report_of(run(server, workload), workload)
+    totals = report["servers"][0]["totals"]
+    assert (totals["requests"], totals["finished"]) == (6, 3)
+    assert totals["errors"] == {"HTTP 400": 3}
+    assert any("300" in text for text in warnings(report["servers"][0]))
+
+
+def test_rag_shares_documents_in_an_order_that_varies(scripted: Any) -> None:
+    server = scripted()
+    run(server, Rag(documents=4, document_words=6, per_request=2, requests=12, output_tokens=2))
+    orders = {tuple(re.findall(r"Document (\d)", prompt)) for prompt in prompts(server)}
+    assert all(len(set(order)) == 2 for order in orders)
+    assert len(orders) > 4
+    texts = {
+        match for prompt in prompts(server) for match in re.findall(r"Document \d: [^\n]+", prompt)
+    }
+    assert len(texts) == 4
+    assert all(prompt.count("Question: ") == 1 for prompt in prompts(server))
 
 
 def test_the_same_seed_sends_the_same_requests(scripted: Any) -> None:
     sent = []
     for seed in (3, 3, 4):
         server = scripted()
-        run(server, "single", seed=seed, repeats=1)
-        sent.append(server.engine.prompts)
+        run(server, CHAT, seed=seed)
+        sent.append(sorted(map(bytes, server.engine.prompts)))
     assert sent[0] == sent[1] != sent[2]
-    assert prompt_text(3, "single/0", 32) in bytes(sent[0][1]).decode()
 
 
-def test_more_context_than_the_server_has_is_its_own_message(scripted: Any) -> None:
-    server = scripted(context_tokens=4096)
-    with pytest.raises(BenchError, match=r"workload prefill: HTTP 400: .*4096"):
-        run(server, "prefill")
-
-
-def test_an_answer_that_ends_early_is_no_figure(scripted: Any) -> None:
+def test_an_answer_that_ends_early_is_truncated(scripted: Any) -> None:
     server = scripted(answer=lambda prompt: b"short")
-    with pytest.raises(BenchError, match=r"6 tokens instead of 128; .*--extra-body"):
-        run(server, "single")
+    workload = Single(requests=2)
+    report = report_of(run(server, workload), workload)
+    assert report["servers"][0]["totals"]["truncated"] == 2
+    assert "2 answers ended early; if it has another field" in bench_text(report)
 
 
-def test_a_prompt_in_the_cache_already_is_no_prefill(scripted: Any) -> None:
+def test_a_prompt_in_the_cache_already_is_said(scripted: Any) -> None:
     server = scripted()
     server.engine.cached_tokens = 9000
-    run(server, "again", repeats=1)
-    with pytest.raises(BenchError, match=r"9000 of \d+ prompt tokens .*--seed"):
-        run(server, "prefill")
+    workload = Prefill(input_words="2000")
+    report = report_of(run(server, workload), workload)
+    assert re.search(r"had 9000 of \d+ prompt tokens .*--seed", bench_text(report))
 
 
-def test_repeats_and_names_that_cannot_be_name_their_flag(scripted: Any) -> None:
+def test_rubbish_is_not_passed_over(scripted: Any) -> None:
+    server = scripted(answer=lambda prompt: b"!" * 200)
+    asked = ["bench", "single", "--url", server.url, "--repeats", "1", "--requests", "2"]
+    done = CliRunner().invoke(build_app(), asked)
+    assert done.exit_code == 1
+    assert "warning: 2 answers are no text: one character" in done.stdout
+
+
+def test_answers_that_change_under_load_are_found(scripted: Any) -> None:
+    """Asked again at the end, alone, with the very same messages."""
     server = scripted()
-    with pytest.raises(ConfigError, match="--repeats: 0"):
-        run(server, "single", repeats=0)
-    with pytest.raises(ConfigError, match="--workload: 'sprint' is none of single, prefill"):
-        run(server, "sprint")
+    workload = Concurrent(streams="4", requests=8, input_words=5, output_tokens=20)
+    alike = run(server, workload, check=3)
+    assert (alike.again.asked, alike.again.equal, alike.again.unlike) == (3, 3, 0)
+    assert all(prompt in prompts(server)[:8] for prompt in prompts(server)[8:])
+    assert len(alike.samples) == 8
+
+    server = scripted()
+    server.engine.answer = lambda prompt: letters(f"{len(server.engine.prompts)}{prompt}")
+    other = run(server, workload, check=3)
+    assert (other.again.equal, other.again.unlike) == (0, 3)
+    assert any("others when asked for again" in text for text in
+               warnings(report_of(other, workload)["servers"][0]))  # fmt: skip
+
+
+def test_servers_take_turns_and_are_compared(scripted: Any) -> None:
+    fast, slow = scripted(step_s=0.01), scripted(step_s=0.03)
+    order: list[str] = []
+    for name, server in (("A", fast), ("B", slow)):
+        server.engine.answer = partial(_noting, order, name)
+    workload = Single(requests=2, output_tokens=12)
+    targets = [Target(fast.url, name="A"), Target(slow.url, name="B")]
+    measured = run_loop(measure(targets, "single", workload, Settings(repeats=2, check=0)))
+    assert order == ["A", "B", *"AABBAABB"]  # the warm-up first
+    report = bench_json("single", workload, measured, RUN, 0, None)
+    ratios = {(r["part"], r["figure"]): r for r in report["ratios"]}
+    ratio = ratios["one stream", "per_token_p50_ms"]
+    assert (ratio["server"], ratio["against"], len(ratio["values"])) == ("A", "B", 2)
+    mine, other = (
+        headline_figures(workload, each)["one stream: per_token_p50_ms"] for each in measured
+    )
+    assert ratio["values"] == pytest.approx([b / a for a, b in zip(mine, other, strict=True)])
+    assert 1.5 < ratio["median"] < 6
+    assert ratios["one stream", "output_tokens_per_s"]["median"] > 1  # more is better
+    assert "A against B" in bench_text(report)
+
+
+def _noting(order: list[str], name: str, prompt: str) -> bytes:
+    order.append(name)
+    return letters(prompt)
 
 
 def test_progress_reaches_its_total(scripted: Any) -> None:
-    for name in ("prefill", "again"):
+    for workload in (Prefill(input_words="10"), Single(requests=2), CHAT):
         heard: list[tuple[int, int]] = []
-        run(scripted(), name, repeats=2, on_request=partial(_note, heard))
+        target = Target(scripted().url)
+        settings = Settings(repeats=2, check=2)
+        run_loop(measure([target], "test", workload, settings, partial(_note, heard)))
         assert heard[0][0] == 0
         assert heard[-1][0] == heard[-1][1] == len(heard) - 1
 
@@ -195,35 +310,63 @@ def _note(heard: list[tuple[int, int]], done: int, total: int) -> None:
     heard.append((done, total))
 
 
-def test_lines_and_json_say_the_same(scripted: Any) -> None:
-    done = run(scripted(), "prefill", repeats=2)
-    report = json.loads(json.dumps(workload_json(done)))
-    lines = "\n".join(workload_lines(report))
-    assert report["schema"] == "holdover.bench.workload/1"
-    assert report["requests"] == 4
-    figure = report["figures"]["ttft_6000_ms"]
-    assert figure["median"] == pytest.approx(sum(figure["values"]) / 2)
-    assert (figure["least"], figure["most"]) == tuple(sorted(figure["values"]))
-    assert f"{figure['median']:,.1f} ms ({figure['least']:,.1f} to" in lines
-    assert f"{report['prompt_tokens']:,} tokens, 0 of them reused" in lines
-
-
-def test_the_command_line_runs_them(scripted: Any) -> None:
+def test_the_command_line_writes_what_it_prints(scripted: Any, tmp_path: Path) -> None:
     server = scripted()
-    asked = ["bench", "--url", server.url, "--workload", "again", "--repeats", "2", "--json"]
-    done = CliRunner().invoke(build_app(), [*asked, "--extra-body", '{"top_p": 0.5}'])
+    kept, page = tmp_path / "figures.json", tmp_path / "page.html"
+    asked = [
+        "bench", "prefill", "--url", f"ours={server.url}", "--input-words", "10,20",
+        "--repeats", "2", "--slo", "ttft=10s", "--against", f"same={server.url}/v1",
+        "--json-file", str(kept), "--html", str(page), "--extra-body", '{"top_p": 0.5}',
+    ]  # fmt: skip
+    done = CliRunner().invoke(build_app(), asked)
     assert done.exit_code == 0, done.output
-    assert len(json.loads(done.stdout)["figures"]["ttft_again_ms"]["values"]) == 2
+    report = json.loads(kept.read_text())
+    assert report["schema"] == "holdover.bench/2"
+    assert report["settings"] == {"input_words": "10,20"}
+    assert [s["name"] for s in report["servers"]] == ["ours", "same"]
+    assert report["servers"][0]["facts"]["version"].startswith("Holdover ")
+    assert {"command", "processor", "cores", "python", "holdover"} <= report["run"].keys()
+    assert bench_text(report) == done.stdout.rstrip("\n")
+    figure = report["servers"][0]["parts"][0]["figures"]["ttft_p50_ms"]
+    assert (figure["least"], figure["most"]) == tuple(sorted(figure["values"]))
+    assert report["servers"][0]["parts"][0]["figures"]["good_share"]["median"] == 1
+    html = page.read_text()
+    assert html.count("<svg") >= 2
+    assert "prompt, words" in html
     assert {params.top_p for params in server.engine.params} == {0.5}
+
+
+def test_json_is_all_that_is_printed(scripted: Any) -> None:
+    asked = ["bench", "single", "--url", scripted().url, "--requests", "1", "--repeats", "1"]
+    done = CliRunner().invoke(build_app(), [*asked, "--json"])
+    assert json.loads(done.stdout)["servers"][0]["totals"]["finished"] == 1
+
+
+def test_nothing_answered_is_an_exit_code(scripted: Any) -> None:
+    server = scripted(context_tokens=100)
+    asked = ["bench", "single", "--url", server.url, "--repeats", "1"]
+    done = CliRunner().invoke(build_app(), asked)
+    assert done.exit_code == 1
+    assert "warning: 2 x HTTP 400" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workload", "single", "--streams", "2"], "--streams"),
-        (["--repeats", "2"], "--repeats"),
-        (["--extra-body", "{top_k: 1}"], "--extra-body"),
-        (["--extra-body", "[1]"], "--extra-body"),
+        (["single", "--requests", "0"], "--requests: 0"),
+        (["single", "--repeats", "0"], "--repeats: 0"),
+        (["concurrent", "--streams", "1,x"], "--streams: '1,x'"),
+        (["concurrent", "--streams", "0"], "--streams: 0"),
+        (["concurrent", "--rate", "0"], "--rate: 0"),
+        (["chat", "--think-s", "-1"], "--think-s: -1"),
+        (["rag", "--per-request", "9"], "--per-request: 9 is more than --documents 8"),
+        (["single", "--slo", "fast"], "--slo: 'fast'"),
+        (["single", "--against", "http://h"], "--against: 'http://h' is not NAME=URL"),
+        (["single", "--url", "a=http://h", "--against", "a=http://i"], "two servers are named 'a'"),
+        (["single", "--html", "/nowhere/at/all.html"], "--html: there is no folder /nowhere/at"),
+        (["restart"], "--command: say how the server is started"),
+        (["chat", "--extra-body", "{top_k: 1}"], "--extra-body"),
+        (["chat", "--extra-body", "[1]"], "--extra-body"),
     ],
 )
 def test_flags_that_cannot_work_are_named(arguments: list[str], message: str) -> None:
@@ -234,4 +377,36 @@ def test_flags_that_cannot_work_are_named(arguments: list[str], message: str) ->
 
 def test_the_help_names_every_workload() -> None:
     text = CliRunner().invoke(build_app(), ["bench", "--help"], env={"COLUMNS": "200"}).stdout
-    assert f"[{'|'.join(WORKLOADS)}]" in text
+    assert all(re.search(rf"^ +{name} ", text, re.MULTILINE) for name in [*WORKLOADS, "restart"])
+
+
+def test_keys_go_to_the_server_they_were_given_for(scripted: Any) -> None:
+    from holdover.cli.bench import _targets
+
+    first, second = _targets(Target(api_key="s3cret", model="m"), "http://a", ["b=http://b"])
+    assert (first.api_key, first.model, first.name) == ("s3cret", "m", "server")
+    assert (second.api_key, second.model, second.name) == (None, None, "b")
+
+
+def test_restart_goes_on_where_another_process_stopped() -> None:
+    script = Path(__file__).with_name("serve_scripted.py")
+    workload = Restart(
+        command=f"{sys.executable} {script} 0.001 0.1 {{port}} 'what it says'",
+        conversations=2, first_words=10, words=5, output_tokens=4, kill=True,
+    )  # fmt: skip
+    measured = measure_restarts(Target(), workload, Settings(repeats=1))
+    parts = measured.repetitions[0].parts
+    assert [(part.name, len(part.samples)) for part in parts] == [
+        ("warm", 2), ("restarted", 2), ("cold", 2)
+    ]  # fmt: skip
+    tokens = {part.name: [s.prompt_tokens or 0 for s in part.samples] for part in parts}
+    assert all(n > 100 for n in tokens["restarted"])
+    # As long a history, give or take the lengths of its words.
+    assert sum(tokens["cold"]) == pytest.approx(sum(tokens["restarted"]), rel=0.2)
+
+
+def test_a_workload_that_is_none_is_named() -> None:
+    from holdover.bench.measure import named_workload
+
+    with pytest.raises(ConfigError, match="'sprint' is none of single, prefill"):
+        named_workload("sprint")

@@ -1,14 +1,15 @@
-"""What to send to which server under test. Imports no HTTP client: flags are made of it."""
+"""Which server is under test, and how it is asked. Imports no HTTP: flags are made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-from holdover.bench.prompts import prompt_text
-from holdover.config import at_least_one
 from holdover.errors import ConfigError
+
+Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +21,34 @@ class Target:
     api_key: str | None = None
     ignore_eos: bool = True  # answers of exactly the tokens asked for; not part of OpenAI's API
     timeout_s: float = 300.0  # longest silence of a stream
+    retries: int = 0  # of a request that a busy server refuses
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # sent with every request
+    name: str = "server"
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:  # NaN neither
             raise ConfigError("--timeout-s", f"{self.timeout_s} is not above 0")
+        if self.retries < 0:
+            raise ConfigError("--retries", f"{self.retries} is too small; the least is 0")
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError("--url", f"{self.url!r} does not start with http:// or https://")
+        try:
+            parts = urlsplit(self.url)
+            known = parts.hostname and (parts.port is None or parts.port > 0)
+        except ValueError:
+            known = False
+        if not known or not self.url.isascii() or " " in self.url:
+            raise ConfigError("--url", f"{self.url!r} is no URL, as http://127.0.0.1:8000 is")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("--api-key", "has characters that an HTTP header cannot carry")
+
+    @property
+    def root_url(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
 
     @property
     def base_url(self) -> str:
-        return self.url.rstrip("/").removesuffix("/v1") + "/v1"
+        return self.root_url + "/v1"
 
     def body(
         self, messages: Sequence[Mapping[str, str]], output_tokens: int, model: str, seed: int
@@ -49,22 +67,9 @@ class Target:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A prompt has `input_words` words, which is near its tokens in usual vocabularies."""
-
-    target: Target = field(default_factory=Target)
-    streams: int = 4
-    requests: int = 16
-    input_words: int = 128
-    output_tokens: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("streams", "requests", "input_words", "output_tokens"):
-            at_least_one(name, getattr(self, name))
-
-    def body(self, index: int, model: str) -> dict[str, Any]:
-        content = prompt_text(self.seed, index, self.input_words)
-        messages = [{"role": "user", "content": content}]
-        return self.target.body(messages, self.output_tokens, model, self.seed)
+def named_url(text: str, flag: str) -> tuple[str, str]:
+    """NAME=URL. Raises ConfigError with the flag."""
+    name, equals, url = text.partition("=")
+    if not equals or not name or not url.startswith(("http://", "https://")):
+        raise ConfigError(flag, f"{text!r} is not NAME=URL, as vllm=http://127.0.0.1:8001 is")
+    return name, url

@@ -1,134 +1,193 @@
-"""What a run comes to: TTFT and inter-token percentiles, throughput, errors by kind.
+"""What was measured, for machines: docs/benchmarks.md names the keys. `text` and `charts` read it.
 
-Only requests that finished are measured; failed ones are counted. `inter_token` is the time between
-two pieces of text, which for a server that sends each token by itself is the time per token.
+A figure has the value of all requests of all repetitions together (`pooled`: percentiles are of as
+many as there are), and one value for each repetition with their median, least and most. A ratio is
+how many times better the first server is in one repetition than another in the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
-from holdover.bench.run import Run, wall_s
-from holdover.bench.spread import percentile
-from holdover.bench.workloads import WORKLOADS, Figure, WorkloadRun
+from holdover.bench.client import Sample
+from holdover.bench.measure import Measured
+from holdover.bench.stats import Slo, counts, less_is_better, stats
+from holdover.bench.workload import Part, Workload
 
-BENCH_SCHEMA = "holdover.bench/1"
-WORKLOAD_SCHEMA = "holdover.bench.workload/1"
+SCHEMA = "holdover.bench/2"
+Report = dict[str, Any]
 
 
-def bench_json(run: Run) -> dict[str, Any]:
-    """Times in ms under keys ending in `_ms`; `token_counts` says where counts come from."""
-    good = [sample for sample in run.samples if sample.error is None]
-    bad = [sample for sample in run.samples if sample.error is not None]
-    output_tokens = sum(sample.output_tokens for sample in good)
+def bench_json(
+    name: str,
+    workload: Workload,
+    measured: Sequence[Measured],
+    run: Mapping[str, Any],
+    seed: int,
+    slo: Slo | None,
+) -> Report:
+    servers = [_server(each, slo) for each in measured]
     return {
-        "schema": BENCH_SCHEMA,
-        "url": run.load.target.url,
-        "model": run.model,
-        "streams": run.load.streams,
-        "requests": len(run.samples),
-        "finished": len(good),
-        "errors": dict(Counter(sample.error for sample in bad)),
-        "error_examples": {str(s.error): s.error_detail for s in reversed(bad)},
-        "wall_s": run.wall_s,
-        "prompt_tokens": _sum_known([s.prompt_tokens for s in good]),
-        "cached_tokens": _sum_known([s.cached_tokens for s in good]),
-        "output_tokens": output_tokens,
-        "token_counts": "chunks" if any(s.counted for s in good) else "usage",
-        "output_tokens_per_s": output_tokens / run.wall_s if run.wall_s > 0 else 0.0,
-        "requests_per_s": len(good) / run.wall_s if run.wall_s > 0 else 0.0,
-        "ttft_ms": _spread_ms([s.ttft_s for s in good if s.ttft_s is not None]),
-        "inter_token_ms": _spread_ms([gap for s in good for gap in s.gaps_s]),
-        "request_ms": _spread_ms([s.end_s - s.start_s for s in good]),
+        "schema": SCHEMA,
+        "workload": name,
+        "about": workload.about,
+        "settings": settings_of(workload),
+        "headline": list(workload.headline),
+        "x_label": workload.x_label,
+        "seed": seed,
+        "repeats": max((len(each.repetitions) for each in measured), default=0),
+        "slo": None if slo is None else asdict(slo),
+        "run": dict(run),
+        "servers": servers,
+        "ratios": [ratio for other in servers[1:] for ratio in _ratios(servers[0], other)],
     }
 
 
-def bench_lines(report: dict[str, Any]) -> list[str]:
-    """The report for people."""
-    n_errors = sum(report["errors"].values())
-    counted = "" if report["token_counts"] == "usage" else " (chunks counted: no usage given)"
-    streams = "1 stream" if report["streams"] == 1 else f"{report['streams']} streams"
-    lines = [
-        f"{report['model']} at {report['url']}, {streams}",
-        f"requests         {report['finished']} finished, {n_errors} failed "
-        f"in {report['wall_s']:.2f} s",
-        f"output           {report['output_tokens_per_s']:.1f} tokens/s, "
-        f"{report['output_tokens']} tokens{counted}",
+def settings_of(workload: Workload) -> dict[str, Any]:
+    return {item.name: getattr(workload, item.name) for item in fields(workload)}  # type: ignore[arg-type]
+
+
+def headline_figures(workload: Workload, measured: Measured) -> dict[str, tuple[float, ...]]:
+    """ "PART: FIGURE" to its value in each repetition, for tables of several engines."""
+    found = {}
+    for part in _parts(measured, None):
+        for figure in workload.headline:
+            if figure in part["figures"]:
+                found[f"{part['name']}: {figure}"] = tuple(part["figures"][figure]["values"])
+    return found
+
+
+def faults(server: Mapping[str, Any]) -> list[str]:
+    """Why a server's figures mean something else than they say, in sentences."""
+    found = list(server["problems"])
+    totals = server["totals"]
+    for kind, number in totals["errors"].items():
+        example = totals["error_examples"][kind]
+        hint = "; give --no-ignore-eos" if "ignore_eos" in example else ""
+        found.append(f"{number} x {kind}: {example}{hint}")
+    if totals["truncated"]:
+        how = "were cut off at --output-tokens"
+        if server["exact_answers"]:
+            how = (
+                "ended early; if it has another field than ignore_eos for answers of full length, "
+                "give it with --extra-body"
+            )
+        found.append(f"{totals['truncated']} answers {how}")
+    found += [
+        f"{totals['answers'][kind]} answers are no text: {kind.replace('_', ' ')}"
+        for kind in ("empty", "broken", "one_character")
+        if kind in totals["answers"]
     ]
-    if report["prompt_tokens"] is not None:
-        reused = report["cached_tokens"]
-        tail = "" if reused is None else f", {reused} of them reused"
-        lines.append(f"prompts          {report['prompt_tokens']} tokens{tail}")
-    for key, name in (
-        ("ttft_ms", "TTFT"),
-        ("inter_token_ms", "inter-token"),
-        ("request_ms", "whole request"),
-    ):
-        spread = report[key]
-        if spread["p50"] is not None:
-            lines.append(f"{name:<16} p50 {spread['p50']:.1f} ms, p95 {spread['p95']:.1f} ms")
-    for kind, count in report["errors"].items():
-        lines.append(f"error            {count} x {kind}: {report['error_examples'][kind]}")
-    return lines
+    return found
 
 
-def workload_json(run: WorkloadRun) -> dict[str, Any]:
-    """A figure's key ends in its unit; `values` has one value for each repetition."""
+def warnings(server: Mapping[str, Any]) -> list[str]:
+    """Faults, and what a person should look at before they believe the figures."""
+    again = server["again"]
+    if not again["unlike"]:
+        return faults(server)
+    text = f"{again['unlike']} of {again['asked']} answers were others when asked for again, alone"
+    return [*faults(server), text]
+
+
+def _server(measured: Measured, slo: Slo | None) -> dict[str, Any]:
+    exact = measured.target.ignore_eos
     return {
-        "schema": WORKLOAD_SCHEMA,
-        "workload": run.workload,
-        "url": run.target.url,
-        "model": run.model,
-        "seed": run.seed,
-        "repeats": run.repeats,
-        "requests": len(run.samples),
-        "wall_s": wall_s(run.samples),
-        "prompt_tokens": sum(sample.prompt_tokens or 0 for sample in run.samples),
-        "cached_tokens": _sum_known([sample.cached_tokens for sample in run.samples]),
-        "output_tokens": sum(sample.output_tokens for sample in run.samples),
-        "longest_prompt_tokens": max(sample.prompt_tokens or 0 for sample in run.samples),
-        "figures": {figure.name: _figure_json(figure) for figure in run.figures},
+        "name": measured.target.name,
+        "url": measured.target.url,
+        "model": measured.model,
+        "facts": measured.facts,
+        "extra_body": dict(measured.target.extra_body),
+        "exact_answers": exact,
+        "client_cores": max((r.client_cores for r in measured.repetitions), default=0.0),
+        "problems": measured.problems,
+        "totals": counts(measured.samples, exact),
+        "again": asdict(measured.again),
+        "parts": _parts(measured, slo),
     }
 
 
-def workload_lines(report: dict[str, Any]) -> list[str]:
-    """The report for people."""
-    reused = report["cached_tokens"]
-    tail = "" if reused is None else f", {reused:,} of them reused"
-    lines = [
-        f"{report['workload']}: {WORKLOADS[report['workload']].about}",
-        f"{report['model']} at {report['url']}, seed {report['seed']}",
-        f"{'requests':<28}{report['requests']} in {report['wall_s']:.1f} s, "
-        f"the longest prompt {report['longest_prompt_tokens']:,} tokens",
-        f"{'prompts':<28}{report['prompt_tokens']:,} tokens{tail}",
-    ]
-    for name, figure in report["figures"].items():
-        unit = "ms" if name.endswith("_ms") else "tokens/s"
-        spread = (
-            f" ({figure['least']:,.1f} to {figure['most']:,.1f})" if figure["values"][1:] else ""
-        )
-        lines.append(f"{figure['label']:<28}{figure['median']:,.1f} {unit}{spread}")
-    return lines
+def _parts(measured: Measured, slo: Slo | None) -> list[dict[str, Any]]:
+    """Parts of one name in all repetitions are one part."""
+    rows: dict[str, list[Part]] = {}
+    for repetition in measured.repetitions:
+        for part in repetition.parts:
+            rows.setdefault(part.name, []).append(part)
+    return [_part(parts, measured, slo) for parts in rows.values()]
 
 
-def _figure_json(figure: Figure) -> dict[str, Any]:
+def _part(parts: Sequence[Part], measured: Measured, slo: Slo | None) -> dict[str, Any]:
+    samples = [sample for part in parts for sample in part.samples]
+    each = [stats(part.samples, slo) for part in parts]
+    names = dict.fromkeys(name for found in each for name in found)
+    pooled = stats(samples, slo)
     return {
-        "label": figure.label,
-        "median": percentile(figure.values, 50),
-        "least": min(figure.values),
-        "most": max(figure.values),
-        "values": list(figure.values),
+        "name": parts[0].name,
+        "x": parts[0].x,
+        "line": parts[0].line,
+        "totals": counts(samples, measured.target.ignore_eos),
+        "figures": {
+            name: _spread([found[name] for found in each if name in found])
+            # A rate over all repetitions would count the time of the others between them.
+            | ({} if "_per_s" in name else {"pooled": pooled[name]})
+            for name in names
+        },
+        "requests": [
+            _request(sample, number)
+            for number, part in enumerate(parts, 1)
+            for sample in part.samples
+        ],
     }
 
 
-def _sum_known(values: Sequence[int | None]) -> int | None:
-    """None if no server said."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "median": statistics.median(values),
+        "least": min(values),
+        "most": max(values),
+        "values": list(values),
+    }
 
 
-def _spread_ms(values_s: Sequence[float]) -> dict[str, float | None]:
-    values_ms = [value * 1000 for value in values_s]
-    return {f"p{percent}": percentile(values_ms, percent) for percent in (50, 95)}
+def _request(sample: Sample, repetition: int) -> dict[str, Any]:
+    return {
+        "repetition": repetition,
+        "start_s": sample.start_s,
+        "ttft_ms": _ms(sample.ttft_s),
+        "per_token_ms": _ms(sample.per_token_s),
+        "request_ms": _ms(sample.total_s),
+        "prompt_tokens": sample.prompt_tokens,
+        "cached_tokens": sample.cached_tokens,
+        "output_tokens": sample.output_tokens,
+        "finish_reason": sample.finish_reason,
+        "error": sample.error,
+    }
+
+
+def _ms(value_s: float | None) -> float | None:
+    return None if value_s is None else 1000 * value_s
+
+
+def _ratios(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+    others = {part["name"]: part for part in other["parts"]}
+    found = []
+    for part in first["parts"]:
+        beside = others.get(part["name"], {"figures": {}})["figures"]
+        for name, figure in part["figures"].items():
+            if name not in beside or name.endswith("_share"):
+                continue
+            pairs = zip(figure["values"], beside[name]["values"], strict=False)
+            values = [
+                b / a if less_is_better(name) else a / b
+                for a, b in pairs
+                if (a if less_is_better(name) else b) > 0
+            ]
+            if values:
+                found.append(
+                    {"server": first["name"], "against": other["name"], "part": part["name"],
+                     "figure": name, **_spread(values)}
+                )  # fmt: skip
+    return found

@@ -45,9 +45,11 @@ class CacheManager:
         mover: Mover | None = None,
         salt: bytes = b"",
         share_prefixes: bool = False,
+        whole_tokens: int | None = None,
     ) -> None:
         """`seed` is what keys and values follow from; `salt` keeps tenants apart on every tier,
-        unless they share prefixes."""
+        unless they share prefixes. With `whole_tokens` each sequence holds blocks for so many from
+        its start to its end, as servers did before paging."""
         self.layout = layout
         self._block_tokens = layout.spec.block_tokens
         self._residencies = tuple(group.residency for group in layout.spec.groups)
@@ -56,6 +58,7 @@ class CacheManager:
         )
         self._matcher = Matcher(self._index, self._residencies, self._block_tokens)
         self._room = Room(layout, arena, eviction, self._on_evict, self._on_move)
+        self._whole_tokens = whole_tokens
         self._mover = mover or Mover(layout, (), Costs())
         self._mover.bind(self._index.record, self._room.view)
         self._lifts = Lifts(self._room, self._index, self._mover, self._fits)
@@ -90,11 +93,11 @@ class CacheManager:
         if match.version != self._version:
             match = self.match(tokens, tenant)
         self._evictions.owner, self._evictions.tenant = owner, tenant
-        sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
+        sequence = self._try_admit(match, n_tokens, tenant, promise)
         if sequence is None and match.tail is not None:
             usable = token_bytes(tokens[:-1])
             match = self._matcher.longest(usable, tenant, self._version, tails=False)
-            sequence = self._try_admit(match, match.n_tokens + n_tokens, tenant, promise)
+            sequence = self._try_admit(match, n_tokens, tenant, promise)
         if sequence is None and not promise and self._drop_a_lift():
             return self.admit(tokens, match, n_tokens, tenant, owner=owner)
         if sequence is not None:
@@ -180,6 +183,8 @@ class CacheManager:
             key = self._publish(sequence, index, self._block_tokens)
             assert key is not None, "a full run has a key"
             sequence.keys.append(key)
+        if self._whole_tokens is not None:
+            return  # nothing is let go of before the end
         n_blocks = ceil_div(sequence.n_tokens, self._block_tokens)
         for group, table in enumerate(sequence.tables):
             assert len(table.blocks) >= n_blocks, "commit past what was reserved"
@@ -324,6 +329,7 @@ class CacheManager:
                 live = self._step_blocks(group, sequence.n_tokens, sequence.n_tokens)
                 for index, block in enumerate(table.blocks):
                     needed = index in live or index >= live.stop
+                    needed = needed or self._whole_tokens is not None
                     assert (block is not None) == needed, f"block {index} held against the rule"
                     if block is not None:
                         assert block.group == group, "a block in another group's table"
@@ -342,8 +348,9 @@ class CacheManager:
         return step_blocks(self._residencies[group], start, stop, self._block_tokens)
 
     def _try_admit(
-        self, match: Match, stop: int, tenant: str, promise: Sequence[int]
+        self, match: Match, n_tokens: int, tenant: str, promise: Sequence[int]
     ) -> SequenceCache | None:
+        stop = self._whole_tokens or match.n_tokens + n_tokens
         found = [self._reused(match, group) for group in range(len(self._residencies))]
         n_new = [ceil_div(stop, self._block_tokens) - len(match.chain)] * len(found)
         if not self._can_admit(found, n_new, promise):

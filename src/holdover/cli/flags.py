@@ -25,6 +25,7 @@ ENGINE_FIELDS = (
     "share_prefixes",
     "window",
     "sinks",
+    "reservation",
 )  # `plan` has its own --weights, which takes more, and its own --window and --sinks
 SERVER_FIELDS = (
     "served_name", "host", "port", "api_keys", "max_waiting_requests", "grace_s", "log_requests",

@@ -28,7 +28,7 @@ from holdover.cli.flags import (
     flags_of,
 )
 from holdover.codecs.base import codec_names
-from holdover.config import DTYPES, WEIGHTS, Config, flag, keys_of
+from holdover.config import DTYPES, RESERVATIONS, WEIGHTS, Config, flag, keys_of
 from holdover.errors import HoldoverError
 from holdover.plan.sizing.question import Question
 from holdover.registry import plugin_names
@@ -43,6 +43,7 @@ __all__ = [
     "people_errors",
     "plain_command",
     "plan_command",
+    "values_command",
 ]
 
 _SINGULAR = {"api_keys": "--api-key"}
@@ -95,6 +96,31 @@ def plan_command(
         parameters += [_parameter(field, Question) for field in asked_fields]
         parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         _register(app, name, run, parameters, function.__doc__)
+        return function
+
+    return register
+
+
+def values_command(
+    app: typer.Typer, name: str, defaults: Any, help_text: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register `function(asked, **own options)`: a dataclass's fields, with `defaults`' values."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        asked_fields = [field.name for field in fields(defaults)]
+
+        def run(**values: Any) -> None:
+            asked = {field: values.pop(field) for field in asked_fields}
+            with people_errors():
+                function(asked, **values)
+
+        parameters = [
+            _parameter(field, type(defaults)).replace(default=getattr(defaults, field))
+            for field in asked_fields
+        ]
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        _register(app, name, run, parameters, help_text)
         return function
 
     return register
@@ -189,6 +215,8 @@ def _values(name: str) -> tuple[str | None, str]:
         return f"[{'|'.join(DTYPES)}]", ""
     if name == "weights":
         return f"[{'|'.join(WEIGHTS)}]", ""
+    if name == "reservation":
+        return f"[{'|'.join(RESERVATIONS)}]", ""
     if name in _PACKAGES:
         return f"[{'|'.join(plugin_names(_PACKAGES[name]))}]", ""
     return _METAVARS.get(name), ""

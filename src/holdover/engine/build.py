@@ -69,6 +69,9 @@ def build_engine(planned: Planned) -> Engine:
             mover=Mover(plan.layout, tiers, Costs()),
             salt=tenant_salt(planned.tiers),
             share_prefixes=config.share_prefixes,
+            whole_tokens=(
+                plan.limits.max_context_tokens if config.reservation == "contiguous" else None
+            ),
         ),
         tokenizer=tokenizer,
         limits=plan.limits,
@@ -76,6 +79,7 @@ def build_engine(planned: Planned) -> Engine:
         allocated_bytes=arena.nbytes,
         max_waiting_requests=config.max_waiting_requests,
         fingerprint=_fingerprint(planned, seed),
+        reuses_prefixes=config.reservation == "shared",
     )
 
 

@@ -67,10 +67,12 @@ class Engine:
         allocated_bytes: int,
         max_waiting_requests: int,
         fingerprint: str = "",
+        reuses_prefixes: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint
         self._max_waiting = max_waiting_requests
+        self._reuses_prefixes = reuses_prefixes
         self.limits = limits
         self._vocab_size = min(tokenizer.vocab_size, model.geometry.vocab_size)
         self._manager = manager
@@ -112,8 +114,10 @@ class Engine:
         request_id = f"request-{next(self._request_ids)}"
         request = Request(request_id, on_event)
         for index in range(n):
+            # A tenant of its own finds nobody's blocks.
+            own = tenant if self._reuses_prefixes else f"{tenant}\0{request_id}/{index}"
             sequence = Sequence.of(
-                next(self._arrivals), prompt, params, max_tokens, tenant=tenant, name=request_id,
+                next(self._arrivals), prompt, params, max_tokens, tenant=own, name=request_id,
                 sibling=index, residencies=self._residencies,
             )  # fmt: skip
             request.answers[index] = Answer(request, index, sequence, self.tokenizer)

@@ -15,7 +15,7 @@ from holdover.cache.tiers.base import TierSpec
 from holdover.codecs.base import centred_layers, kv_choice
 from holdover.config import DEFAULT_SINK_TOKENS, Config
 from holdover.engine.sampler import sampler_bytes
-from holdover.errors import ConfigError
+from holdover.errors import BudgetError, ConfigError
 from holdover.geometry.base import Geometry, planned_weights_bytes, read_geometry
 from holdover.geometry.imposed import ImposedWindow, with_window
 from holdover.kernels._selection import asked_backend, select_backend
@@ -35,7 +35,7 @@ from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.sparse import LEAST_TOKENS, Sparse
-from holdover.units import ceil_div, parse_bytes
+from holdover.units import ceil_div, largest, parse_bytes
 from holdover.weights import Checkpoint, open_checkpoint
 
 # Resident memory of a server that is not in the plan's other parts, measured on Linux with torch
@@ -149,6 +149,8 @@ def plan_serving(
     budget_flag = "--kv-memory" if config.memory is None else "--memory"
     warnings = plan_warnings(plan, machine, budget_flag)
     warnings = (*warnings, *(_requantised(spec, layout) for spec in tiers if spec.codec))
+    if config.reservation != "shared":
+        warnings = (*warnings, _reservation(config, plan))
     if selected.passed_over is not None:
         warnings = (*warnings, f"kernels {selected.name}, which are slow: {selected.passed_over}")
     return Planned(
@@ -229,6 +231,24 @@ def _requantised(spec: TierSpec, layout: CacheLayout) -> str:
     return (
         f"--tiers {spec.kind} stores blocks requantised in {spec.codec}, in {dense / own:.0%} of "
         "their bytes: what comes back is close to what was computed, not equal"
+    )
+
+
+def _reservation(config: Config, plan: ServingPlan) -> str:
+    """What is lost by it. Raises BudgetError where no conversation has its room."""
+    if config.reservation == "paged":
+        return "--reservation paged reuses no prefix; it is there to be compared with"
+    layout, context_tokens = plan.layout, plan.limits.max_context_tokens
+    fit = layout.whole_conversations(plan.n_sectors, context_tokens)
+    if not fit:
+        whole = largest(lambda n: layout.whole_conversations(plan.n_sectors, n) > 0, context_tokens)
+        raise BudgetError(
+            f"--reservation contiguous: the budget has no room for {context_tokens} tokens of "
+            f"every layer at once; give --max-context {whole} or less, or more memory"
+        )
+    return (
+        f"--reservation contiguous holds {fit} conversations, each with room for {context_tokens} "
+        "tokens, and reuses no prefix; it is there to be compared with"
     )
 
 

@@ -207,6 +207,15 @@ class CacheLayout:
             sum(n_sectors * per for per in self.blocks_per_sector),
         )
 
+    def whole_conversations(self, n_sectors: int, context_tokens: int) -> int:
+        """Conversations that `n_sectors` hold where each has blocks for all of `context_tokens`
+        from its start, live or not: contiguous reservation."""
+        blocks = ceil_div(context_tokens, self.spec.block_tokens)
+        return largest(
+            lambda n: self.sectors_for([n * blocks] * len(self.blocks)) <= n_sectors,
+            sum(n_sectors * per for per in self.blocks_per_sector),
+        )
+
     def logical_bytes(self, n_tokens: int) -> int:
         """Bytes by the formula of one conversation of `n_tokens`: only what is still live."""
         return sum(b.logical_bytes(live_tokens(b.group.residency, n_tokens)) for b in self.blocks)

@@ -250,7 +250,7 @@ def test_inspect_shows_the_rest_of_a_model_that_is_not_served(tmp_path: Path) ->
 def test_bench_without_a_server_is_one_line() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        result = run("bench", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        result = run("bench", "single", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}")
     assert result.exit_code == 2
     assert result.stderr.startswith("holdover: --url: nothing answers at")
 

@@ -110,7 +110,8 @@ def test_help_is_whole_at_80_columns_and_lists_what_may_be_given() -> None:
     ):
         assert values in text
     assert "without it and --memory" in text
-    assert "--input-words" in help_of("bench")
+    assert "..." not in help_of("bench").partition("Commands:")[2]
+    assert "--input-words" in help_of("bench", "single")
     assert "--assume <field=value>" in help_of("plan")
     short = CliRunner().invoke(build_app(), ["serve", "-h"], env={"COLUMNS": "80"})
     assert (short.exit_code, short.output) == (0, help_of("serve"))

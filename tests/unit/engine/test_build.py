@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving
 from holdover.errors import BudgetError, ModelFileError, PluginError
 
-from .conftest import GREEDY, Loaded
+from .conftest import GREEDY, Loaded, Reply
 
 
 @pytest.fixture
@@ -49,6 +50,40 @@ def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
     assert events[-1].finish_reason in ("length", "stop")
     assert engine.limits == planned.limits
     assert engine.fingerprint.startswith("fp_")
+
+
+def test_ways_of_taking_room_answer_alike_and_hold_what_they_say(config: Config) -> None:
+    """Contiguous: exactly as many at once as the longest context fits into the arena."""
+    text = "the same beginning of every prompt, long enough for two blocks, and then "
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for reservation in ("shared", "paged", "contiguous"):
+        changed = {"reservation": reservation, "max_context": 400, "kv_memory": "1MiB"}
+        planned = plan_serving(replace(config, **changed))
+        whole = planned.layout.whole_conversations(planned.plan.n_sectors, 400)
+        engine = build_engine(planned)
+        most = 0
+        replies = []
+        step = engine._scheduler.commit
+
+        def commit(batch: Any, engine: Any = engine, step: Any = step) -> None:
+            nonlocal most
+            most = max(most, len(engine._scheduler.running))
+            step(batch)
+
+        engine._scheduler.commit = commit  # type: ignore[method-assign]
+        for i in range(3 * whole):
+            replies.append(Reply())
+            prompt = tuple(engine.tokenizer.encode(f"{text}{i}"))
+            engine.submit(prompt, GREEDY, replies[-1].events.put)
+        answers = [reply.answer() for reply in replies]
+        engine.shutdown(0)
+        found[reservation] = [tuple(answer.tokens) for answer in answers]
+        reused = sum(answer.cached_tokens for answer in answers)
+        assert (reused > 0) == (reservation == "shared")
+        assert (most == whole) == (reservation == "contiguous"), (most, whole)
+        said = [text for text in planned.warnings if reservation in text]
+        assert len(said) == (reservation != "shared")
+    assert found["shared"] == found["paged"] == found["contiguous"]
 
 
 def test_the_fingerprint_follows_what_decides_an_answer(config: Config) -> None:

@@ -15,15 +15,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from string import Template
-
-import httpx
+from urllib.request import ProxyHandler, build_opener
 
 from holdover.errors import HoldoverError
 
 _LOG_LINES = 12  # of a server that did not start
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_DIRECT = build_opener(ProxyHandler({}))  # never by way of a proxy
 
 
 class ServerError(HoldoverError):
@@ -55,9 +56,11 @@ def serving(
     environment: Mapping[str, str],
     limit_s: float,
     grace_s: float = 15.0,
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """Up to `limit_s` to start, `grace_s` to end; {port} is a free one. Raises ServerError."""
-    port = _free_port()
+    """Up to `limit_s` to start, `grace_s` to end; {port} is a free one unless given. Raises
+    ServerError."""
+    port = free_port() if port is None else port
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start_s = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -105,13 +108,18 @@ def _await(ready: str, process: subprocess.Popen[bytes], deadline_s: float) -> N
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise ServerError(f"ended with {process.returncode}")
-        try:
-            if httpx.get(ready, timeout=5, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass  # not listening yet, or still busy with loading
+        if _answers(ready):
+            return
         time.sleep(0.1)
     raise ServerError(f"{ready} did not answer 200 in time")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with _DIRECT.open(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (OSError, HTTPException):
+        return False  # not listening yet, or still busy with loading
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -129,7 +137,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
