@@ -1,4 +1,4 @@
-// Attention over the paged cache and encoding into it, for one instruction set.
+// Attention over the paged cache, for one instruction set.
 //
 // A task attends for the query rows of some tokens that share a KV head, for one head after another:
 // row = token * shared + head.
@@ -13,80 +13,14 @@
 namespace {
 #include "tiles.hpp"
 #include "products.hpp"
+#include "mixtures.hpp"
 #include "centre.hpp"
 
 constexpr float LEAST = -1e30f;  // a maximum of nothing: finite, so that differences are numbers
 constexpr int AHEAD_TOKENS = 8;  // tasks of more query tokens are bound by arithmetic
 
-// One KV head's part of a task's scratch memory.
-struct Scratch {
-  float *query, *factors, *scores, *acc, *merged, *m, *l, *merged_m, *merged_l, *query_scales, *shrink, *centres, *tile;
-  int32_t* excess;
-
-  // `rows` of each head, of which this is number `head` of `heads`.
-  Scratch(float* at, const Shape& s, int rows, int head, int heads) {
-    auto take = [&](int64_t n) { return at += heads * n, at - heads * n + head * n; };
-    tile = at, at += int64_t(TILE_TOKENS) * (s.padded_dim > s.padded_value_dim ? s.padded_dim : s.padded_value_dim);
-    scores = at, at += int64_t(rows) * TILE_TOKENS;
-    query = take(int64_t(rows) * s.padded_dim);
-    factors = take(int64_t(rows) * s.padded_dim);
-    acc = take(int64_t(rows) * s.padded_value_dim);
-    merged = take(int64_t(rows) * s.padded_value_dim);
-    excess = reinterpret_cast<int32_t*>(take(int64_t(rows) * MOST_GROUPS));
-    m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows), query_scales = take(rows), shrink = take(rows);
-    centres = take(int64_t(rows) * SPLIT_CENTRES);
-  }
-};
-
-struct Task {
-  const Attend& call;
-  const Entry& entry;
-  int rows;  // of each head
-  float* memory;
-  bool meets_sinks = false;  // whether the scratch holds the query that does
-
-  const Sequences& seqs() const { return *call.sequences; }
-  const Shape& shape() const { return call.shape; }
-  int position(int row) const { return seqs().position(entry.sequence, entry.token + row / shape().shared); }
-  int first_visible(int row) const { return seqs().first_visible[entry.token + row / shape().shared]; }
-  Sight sight(int row, int tile) const {
-    return {first_visible(row) - tile, position(row) - tile, seqs().sink_tokens - tile};
-  }
-  Scratch scratch(int head) const { return Scratch(memory, shape(), rows, head, entry.n_heads); }
-};
-
-// Calls `use.operator()<R>(row)` for all rows, as many at a time as the registers hold.
-template <int MOST, class Use>
-INLINE void by_rows(int rows, Use use) {
-  int row = 0;
-  for (; row + MOST <= rows; row += MOST) use.template operator()<MOST>(row);
-  if constexpr (MOST > 6)
-    if (row + 6 <= rows) use.template operator()<6>(row), row += 6;
-  if constexpr (MOST > 3)
-    if (row + 3 <= rows) use.template operator()<3>(row), row += 3;
-  if constexpr (MOST > 2)
-    if (row + 2 <= rows) use.template operator()<2>(row), row += 2;
-  if (row < rows) use.template operator()<1>(row);
-}
-
-// The part of a tile's span that some of the rows see; sinks are seen by all.
-INLINE Span seen(const Task& t, int row, int rows, int tile, Span span) {
-  int stop = t.position(row + rows - 1) + 1 - tile, start = t.first_visible(row) - tile;
-  if (tile + span.start < t.seqs().sink_tokens) start = 0;
-  return {start > span.start ? start : span.start, stop < span.stop ? stop : span.stop};
-}
-
-// `dim` elements of a query row from `first` on, and zeros up to a whole vector.
-INLINE void read_query(const Task& t, const Rows& q, int row, int head, int first, int dim, float* to) {
-  int shared = t.shape().shared;
-  int64_t at = (t.entry.token + row / shared) * q.token_stride +
-               ((t.entry.head + head) * shared + row % shared) * q.head_stride + first;
-  if (q.bf16)
-    for (int d = 0; d < dim; ++d) to[d] = float_of(uint32_t(static_cast<const uint16_t*>(q.data)[at + d]) << 16);
-  else __builtin_memcpy(to, static_cast<const float*>(q.data) + at, dim * sizeof(float));
-  store(to + dim, F{});
-}
-
+#include "task.hpp"
+#include "softmax.hpp"
 #include "latent.hpp"
 
 template <Codec C>
@@ -155,58 +89,6 @@ void mix(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int til
     mix_rows<K, R>(values, part.start, part.stop, s.scores + row * TILE_TOKENS, scales, steps, span, sights, p.dim,
                    stride, s.acc + row * stride, row ? nullptr : ahead);
   });
-}
-
-// ---- softmax ------------------------------------------------------------------------------------
-
-// Hides what a row may not see of the tile's span, and whatever lies beside the span.
-void hide(float* scores, const Sight& sight, Span span) {
-  const float hidden = -__builtin_inff();
-  for (int i = 0; i < span.start; ++i) scores[i] = hidden;
-  for (int i = span.stop; i < TILE_TOKENS; ++i) scores[i] = hidden;
-  if (sight.all_of(span)) return;
-  for (int i = span.start; i < span.stop; ++i)
-    if (!sight.has(i)) scores[i] = hidden;
-}
-
-// Scores become weights, all rows' side by side since each step waits for the one before. `rounded`:
-// to bf16, which is what they are summed and multiplied as.
-void soften(const Task& t, const Scratch& s, bool rounded) {
-  int width = t.shape().padded_value_dim;
-  for (int row = 0; row < t.rows; ++row) {
-    const float* scores = s.scores + row * TILE_TOKENS;
-    F most[2] = {set1(LEAST), set1(LEAST)};
-    for (int i = 0; i < TILE_TOKENS; i += 2 * LANES)
-      for (int v = 0; v < 2; ++v) most[v] = larger(load<F>(scores + i + v * LANES), most[v]);
-    float largest_score = largest(larger(most[0], most[1]));
-    s.shrink[row] = s.m[row];
-    s.m[row] = largest_score > s.m[row] ? largest_score : s.m[row];
-  }
-  for (int row = 0; row < t.rows; ++row) s.shrink[row] -= s.m[row];
-  for (int row = 0; row < t.rows; ++row) {
-    if (s.shrink[row] == 0) continue;
-    F shrink = exp(set1(s.shrink[row]));
-    float* acc = s.acc + row * width;
-    for (int d = 0; d < width; d += LANES) store(acc + d, load<F>(acc + d) * shrink);
-    s.l[row] *= shrink[0];
-  }
-  for (int row = 0; row < t.rows; ++row) {
-    float* scores = s.scores + row * TILE_TOKENS;
-    F total = {}, from = set1(s.m[row]);
-    for (int i = 0; i < TILE_TOKENS; i += LANES) {
-      F weight = weight_of(load<F>(scores + i) - from);
-      if (rounded) weight = (F)(((I)weight + 0x7fff + ((I)weight >> 16 & 1)) & (int32_t)0xffff0000);
-      store(scores + i, weight);
-      total += weight;
-    }
-    s.l[row] += sum(total);
-  }
-}
-
-void cap(float* scores, float softcap) {
-  F most = set1(softcap);
-  for (int i = 0; i < TILE_TOKENS; i += LANES)
-    store(scores + i, most * tanh(load<F>(scores + i) / most));
 }
 
 // ---- one task -----------------------------------------------------------------------------------
@@ -420,63 +302,7 @@ void attend_task(const Attend& call, int entry_index, float* memory) {
   with_codec(*call.values, [&]<Codec C>() { store_results<C>(t); });
 }
 
-// ---- writing ------------------------------------------------------------------------------------
-
-template <int bytes>
-INLINE void scatter(const uint8_t* from, const Field& f, uint8_t* to, int n_bytes) {
-  for (int at = 0; at < n_bytes; at += bytes, to += f.unit_stride) __builtin_memcpy(to, from + at, bytes);
-}
-
-template <Codec C>
-INLINE void store_row(const Plane& p, const float* row, const RowAt& to) {
-  if constexpr (in_units<C>) {
-    alignas(64) uint8_t data[MAX_DIM * 2], scale[2 * MOST_GROUPS];
-    encode_row<C>(row, p.dim, {data, scale, nullptr, nullptr});
-    scatter<Unit<C>::bytes>(data, p.data, const_cast<uint8_t*>(to.data), p.dim / Unit<C>::dims * Unit<C>::bytes);
-    if constexpr (is_turned<C>)
-      scatter<2>(scale, p.scale, const_cast<uint8_t*>(to.scale), C == Codec::int4 ? 2 * int4_groups(p.dim) : 2);
-  } else {
-    encode_row<C>(row, p.dim, to);
-  }
-}
-
-template <Codec C>
-void write_rows(const Write& call, int token_start, int token_stop) {
-  const Sequences& seqs = *call.sequences;
-  const Plane& p = *call.plane;
-  alignas(64) float row[MAX_DIM];
-  for (int s = 0; s < seqs.n_sequences; ++s) {
-    int start = seqs.query_start[s] > token_start ? seqs.query_start[s] : token_start;
-    int stop = seqs.query_start[s + 1] < token_stop ? seqs.query_start[s + 1] : token_stop;
-    for (int token = start; token < stop; ++token) {
-      int position = seqs.position(s, token);
-      const uint8_t* block = call.arena + seqs.offsets[s * seqs.max_blocks + position / seqs.block_tokens];
-      for (int head = 0; head < p.heads; ++head) {
-        RowAt to = row_at(p, block, head, position % seqs.block_tokens);
-        int64_t at = token * call.rows.token_stride + head * call.rows.head_stride;
-        if (call.rows.bf16) {
-          const uint16_t* from = static_cast<const uint16_t*>(call.rows.data) + at;
-          if (C == Codec::bf16 && !p.centre.mean) {
-            scatter<4>(reinterpret_cast<const uint8_t*>(from), p.data, const_cast<uint8_t*>(to.data), 2 * p.dim);
-            continue;
-          }
-          for (int d = 0; d < p.dim; ++d) row[d] = float_of(uint32_t(from[d]) << 16);
-        }
-        const float* stored = call.rows.bf16 ? row : static_cast<const float*>(call.rows.data) + at;
-        if (p.centre.mean) subtract_centre(p, head, position, stored, row), stored = row;
-        store_row<C>(p, stored, to);
-      }
-    }
-  }
-}
-
-void write(const Write& call, int token_start, int token_stop) {
-#define ONE(name) \
-  case Codec::name: return write_rows<Codec::name>(call, token_start, token_stop);
-  switch (call.plane->codec) { EVERY_CODEC(ONE) }
-#undef ONE
-}
-
+#include "write.hpp"
 #include "sparse.hpp"
 
 }  // namespace

@@ -75,9 +75,7 @@ void bound_block(uint8_t* arena, const Plane& p, const Sequences& seqs, Filled f
 
 constexpr int EDGE_STEP = 2 * LANES;  // of bf16 in one load
 constexpr int EDGE_ROWS = 4;           // query heads whose sums stay in registers
-constexpr int EDGE_HEADS = 16;         // whose queries are at hand at once
-constexpr int EDGE_STRIDE = 2 * MAX_DIM;
-constexpr int AHEAD_BLOCKS = 8;  // that are fetched before their use: they lie apart
+constexpr int AHEAD_BLOCKS = 8;        // that are fetched before their use: they lie apart
 
 // What a head's query multiplies the least and the most of each dim by, to have the scores that it
 // expects. In each 2 * LANES the even ones come first.
@@ -177,40 +175,24 @@ void pick_blocks(const Choose& c, const FewQuery& query, float* scores, int64_t*
   for (int block = stop; block < query.n_blocks; ++block) take(block);
 }
 
-// Scores of R query heads that share a KV head, from four blocks at most; `scores` are the first head's.
+// Scores of R query heads that share a KV head, from one piece's blocks.
 template <int R>
-INLINE void expect_scores(const Choose& c, const uint8_t* edges, const int64_t* blocks, int n, const float* weights,
-                          float* scores) {
-  F products[4][R] = {};
-  for (int i = 0; i < n; ++i) edge_products<R>(edges + blocks[i], 2 * c.shape.dim, weights, EDGE_STRIDE, products[i]);
-  for (int r = 0; r < R; ++r) {
-    F4 four = sums(products[0][r], products[1][r], products[2][r], products[3][r]);
-    for (int i = 0; i < n; ++i) scores[r * c.most_candidates + i] = four[i];
-  }
-}
-
-// Scores of some query heads from one piece's blocks, block after block: all heads' edges lie in a run.
-void expect_piece(const Choose& c, const Piece& piece, const FewQuery& query, int first_head, int stop_head) {
-  const Bounds& bounds = c.keys->bounds;
-  const int64_t* blocks = c.sequences->offsets + query.sequence * c.sequences->max_blocks;
-  alignas(64) float weights[EDGE_HEADS * EDGE_STRIDE];
-  for (int h = first_head; h < stop_head; ++h)
-    load_edge_query(c, query.token, h, weights + (h - first_head) * EDGE_STRIDE);
-  int shared = c.shape.shared, first_kv = first_head / shared, last_kv = (stop_head - 1) / shared;
-  float* all = c.scores + int64_t(piece.query) * c.shape.kv_heads * shared * c.most_candidates;
+INLINE void expect_scores(const Choose& c, const Piece& piece, const int64_t* blocks, int64_t edges, const float* weights,
+                          int64_t stride, float* scores) {
+  int n_edges = 2 * c.keys->dim;
+  const uint8_t* at = c.arena + edges;
   for (int block = piece.start; block < piece.stop; block += 4) {
+    F products[4][R] = {};
     int n = piece.stop - block < 4 ? piece.stop - block : 4;
-    for (int i = 0; i < n && block + i + AHEAD_BLOCKS < piece.stop; ++i)
-      for (int64_t byte = first_kv * bounds.head_stride; byte < (last_kv + 1) * bounds.head_stride; byte += 64)
-        __builtin_prefetch(c.arena + blocks[block + i + AHEAD_BLOCKS] + bounds.offset + byte);
-    for (int kv = first_kv; kv <= last_kv; ++kv) {
-      int start = kv * shared > first_head ? kv * shared : first_head;
-      int stop = (kv + 1) * shared < stop_head ? (kv + 1) * shared : stop_head;
-      const uint8_t* edges = c.arena + bounds.offset + kv * bounds.head_stride;
-      by_rows<EDGE_ROWS>(stop - start, [&]<int R>(int row) {
-        expect_scores<R>(c, edges, blocks + block, n, weights + (start + row - first_head) * EDGE_STRIDE,
-                         all + (start + row) * c.most_candidates + block - c.few.sinks);
-      });
+    for (int i = 0; i < n; ++i) {
+      if (block + i + AHEAD_BLOCKS < piece.stop)
+        for (int byte = 0; byte < 2 * n_edges; byte += 64)
+          __builtin_prefetch(at + blocks[block + i + AHEAD_BLOCKS] + byte);
+      edge_products<R>(at + blocks[block + i], n_edges, weights, stride, products[i]);
+    }
+    for (int r = 0; r < R; ++r) {
+      F4 four = sums(products[0][r], products[1][r], products[2][r], products[3][r]);
+      for (int i = 0; i < n; ++i) scores[r * c.most_candidates + block + i - c.few.sinks] = four[i];
     }
   }
 }
@@ -219,11 +201,20 @@ void expect_piece(const Choose& c, const Piece& piece, const FewQuery& query, in
 void choose(const Choose& c, int piece_index) {
   const Piece& piece = c.pieces[piece_index];
   const FewQuery& query = c.queries[piece.query];
+  const Plane& p = *c.keys;
+  const int64_t* blocks = c.sequences->offsets + query.sequence * c.sequences->max_blocks;
+  constexpr int64_t stride = 2 * MAX_DIM;
+  alignas(64) float weights[EDGE_ROWS * stride];
   int heads = c.shape.kv_heads, shared = c.shape.shared;
-  for (int head = 0; head < heads * shared; head += EDGE_HEADS)
-    expect_piece(c, piece, query, head, head + EDGE_HEADS < heads * shared ? head + EDGE_HEADS : heads * shared);
-  if (__atomic_add_fetch(c.finished + piece.query, 1, __ATOMIC_ACQ_REL) < query.n_pieces) return;
   float* all = c.scores + int64_t(piece.query) * heads * shared * c.most_candidates;
+  for (int head = 0; head < heads; ++head)
+    by_rows<EDGE_ROWS>(shared, [&]<int R>(int row) {
+      int query_head = head * shared + row;
+      for (int r = 0; r < R; ++r) load_edge_query(c, query.token, query_head + r, weights + r * stride);
+      expect_scores<R>(c, piece, blocks, p.bounds.offset + head * p.bounds.head_stride, weights, stride,
+                       all + query_head * c.most_candidates);
+    });
+  if (__atomic_add_fetch(c.finished + piece.query, 1, __ATOMIC_ACQ_REL) < query.n_pieces) return;
   for (int head = 0; head < heads; ++head) {
     int64_t at = (int64_t(piece.query) * heads + head) * c.few.read();
     pick_blocks(c, query, all + head * shared * c.most_candidates, c.offsets + at, c.starts + at);

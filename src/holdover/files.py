@@ -68,6 +68,14 @@ def gguf_hint(folder: Path) -> str | None:
     return f"is a folder without config.json; for the GGUF file in it give {files[0]}{more}"
 
 
+def write_text(path: Path, text: str, flag: str) -> None:
+    """Raises ConfigError, with the flag that names the file, where it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(flag, f"{path} cannot be written: {error.strerror}") from error
+
+
 def cache_folder() -> Path:
     """Where what can be made again is kept: XDG_CACHE_HOME or its default, under holdover."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdover.errors import ConfigError
+from holdover.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,10 +82,7 @@ def page_html(
 
 def write_html(path: Path, text: str) -> None:
     """Raises ConfigError where the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("--html", f"{path} cannot be written: {error.strerror}") from error
+    write_text(path, text, "--html")
 
 
 def new_figure() -> tuple[Figure, Any]:

@@ -16,6 +16,7 @@ _FACTORS = {
     "G": 2**30, "GIB": 2**30, "GB": 10**9,
     "T": 2**40, "TIB": 2**40, "TB": 10**12,
 }  # fmt: skip
+GIB = 2**30
 MOST_BYTES = 2**63 - 1
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 

@@ -203,14 +203,15 @@ def test_what_is_chosen_depends_on_nothing_else(backend: str, codec: str) -> Non
     for threads in (1, 2):
         for start, stop in ((first, first + 1), (first + 1, first + 13)):
             piece = {key: rows[:stop] for key, rows in whole.rows.items()}
-            one = Running(stop, stop - start, piece, whole.query[start - first : stop - first])
+            part = slice(start - first, stop - first)
+            one = Running(stop, stop - start, piece, whole.query[part], whole.sink_query[part])
             lengths = [(stop, stop - start), *others]
             mixed = World(backend, replace(case, threads=threads), lengths, seed=2)
             beside = mixed.sequences(others)
             mixed.store_history([one, *beside])
             mixed.prompts = [0, 0, 810, 5]
             got = mixed.step([one, *beside])[0]
-            assert torch.equal(got, want[start - first : stop - first]), (threads, start)
+            assert torch.equal(got, want[part]), (threads, start)
 
 
 def test_equal_promises_are_read_from_the_first(backend: str) -> None:

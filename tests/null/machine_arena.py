@@ -4,7 +4,7 @@ import numpy as np
 
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
-from holdover.spec.layout import CacheLayout
+from holdover.spec.layout import BlockLayout, CacheLayout
 from holdover.spec.residency import step_blocks
 
 
@@ -27,7 +27,8 @@ class RowArena:
         return self.bytes[offset : offset + n_bytes].data
 
     def rows(self, manager: CacheManager, sequence: SequenceCache, position: int):
-        """(layer, plane, one-element int32 view) of the rows of a token in every group."""
+        """(group, one-element int32 view) of the rows of a token in every group; a block's last
+        token has its bounds as well."""
         block_tokens = self.layout.spec.block_tokens
         index, slot = divmod(position, block_tokens)
         for group, block in enumerate(self.layout.blocks):
@@ -35,9 +36,8 @@ class RowArena:
             if number < 0:
                 continue
             base = self.layout.block_offset(group, number)
-            for placed in block.fields:
-                at = base + placed.offset + 4 * slot
-                yield group, self.bytes[at : at + 4].view(np.int32)
+            for offset in _row_offsets(block, slot):
+                yield group, self.bytes[base + offset : base + offset + 4].view(np.int32)
 
     def verify(self, manager: CacheManager, sequence: SequenceCache, prefix_crc: list[int]) -> None:
         for group, layout in enumerate(self.layout.blocks):
@@ -48,7 +48,14 @@ class RowArena:
                 if position // layout.block_tokens not in live:
                     continue
                 found = [row for g, row in self.rows(manager, sequence, position) if g == group]
-                assert len(found) == len(layout.fields), "a live row has no block"
+                slot = position % layout.block_tokens
+                assert len(found) == len(_row_offsets(layout, slot)), "a live row has no block"
                 for row in found:
                     value = row[0] if sequence.is_exact else row[0] & ~1
                     assert value == prefix_crc[position], f"wrong row at {position}"
+
+
+def _row_offsets(block: BlockLayout, slot: int) -> list[int]:
+    is_last = slot == block.block_tokens - 1
+    of_tokens = [("token" in placed.field.axes, placed.offset) for placed in block.fields]
+    return [at + 4 * slot * has_tokens for has_tokens, at in of_tokens if has_tokens or is_last]

@@ -16,6 +16,7 @@ from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import Full
+from holdover.spec.sparse import BOUNDS, Sparse
 
 from .machine_tier import MachineTier
 
@@ -161,3 +162,16 @@ def test_a_tails_unused_rows_leave_the_arena_as_zeros() -> None:
         [tail] = [block for record, block in tier.held.items() if len(record.tokens) == 8]
         payload = sum(byte == 0xAA for byte in tail)
         assert payload == layout.logical_bytes(2), codec
+
+
+def test_bounds_leave_the_arena_with_full_blocks_only() -> None:
+    layers = (LayerSpec(attention_planes(1, 8), Full()),)
+    spec = CacheSpec.of(layers, BLOCK_TOKENS, Sparse(2, dense_layers=0))
+    layout = CacheLayout.of(spec, uniform("bf16")).blocks[0]
+    for n_tokens in (2, BLOCK_TOKENS):
+        block = bytearray(b"\xaa" * layout.nbytes)  # of others, before
+        clear_unused(layout, memoryview(block), n_tokens)
+        kept = layout.bounds_nbytes if n_tokens == BLOCK_TOKENS else 0
+        [placed] = layout.fields_of(0, BOUNDS)
+        bounds = block[placed.offset : placed.offset + placed.field.nbytes]
+        assert sum(byte == 0xAA for byte in bounds) == kept

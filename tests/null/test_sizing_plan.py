@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdover.config import DEFAULT_SINK_TOKENS
 from holdover.errors import ConfigError
 from holdover.geometry.sizing import Parameters
 from holdover.plan.sizing.cache import Cache
 from holdover.plan.sizing.ceiling import decode_ceiling
-from holdover.plan.sizing.changes import SINK_TOKENS, single_changes, with_window
+from holdover.plan.sizing.changes import single_changes, with_window
 from holdover.plan.sizing.device import Device, Headroom
 from holdover.plan.sizing.formula import formula
 from holdover.plan.sizing.goal import Goal, answer_goal, chosen, completed, points
@@ -197,7 +198,7 @@ def test_every_single_change_fits_and_asks_for_no_more_than_it_must() -> None:
     assert not replace(shorter, context_tokens=shorter.context_tokens + 16).fits
     window = found["window"].scenario.whole_cache.parts[0].memory.residency
     assert isinstance(window, Window)
-    assert window.sink_tokens == SINK_TOKENS
+    assert window.sink_tokens == DEFAULT_SINK_TOKENS
     assert not with_window(base, window.window_tokens + 16).fits
     assert found["other device"].scenario.device.name == "large"
     assert found["more devices"].scenario.n_devices == 2

@@ -15,6 +15,7 @@ from holdover.spec.groups import CacheSpec
 from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import Full, Window
+from holdover.spec.sparse import BOUNDS, Sparse
 
 BUILT = extension()
 ISAS = [] if BUILT is None else BUILT.isas()
@@ -156,3 +157,19 @@ def test_equal_fields_are_copied() -> None:
     coder.encode(1, 16, memoryview(block), memoryview(down))
     assert np.array_equal(np.frombuffer(block, np.uint8), np.frombuffer(down, np.uint8))
     assert get_codec("int4").centres_keys
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_bounds_go_down_and_come_up_as_they_are(reference: bool) -> None:
+    layers = (LayerSpec(attention_planes(HEADS, 64), Full()),)
+    spec = CacheSpec.of(layers, BLOCK_TOKENS, Sparse(4, dense_layers=0))
+    own, stored = (CacheLayout.of(spec, kv_choice(kv)) for kv in ("bf16", "int4"))
+    coder = transcoder(own, {}, stored, {}, reference=reference)
+    block, back = fill(own, 0, some_centres(64), 0), bytearray(own.blocks[0].nbytes)
+    [placed] = own.blocks[0].fields_of(0, BOUNDS)
+    bounds = slice(placed.offset, placed.offset + placed.field.nbytes)
+    block[bounds] = np.random.default_rng(1).bytes(placed.field.nbytes)
+    denser = bytearray(stored.blocks[0].nbytes)
+    coder.encode(0, 0, memoryview(block), memoryview(denser))
+    coder.decode(0, 0, memoryview(denser), memoryview(back))
+    assert back[bounds] == block[bounds]

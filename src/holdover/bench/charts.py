@@ -7,7 +7,7 @@ from typing import Any
 
 from holdover.bench.page import Point, bar_chart, line_chart
 from holdover.bench.report import Report, warnings
-from holdover.bench.stats import PERCENTS
+from holdover.bench.spread import PERCENTS
 from holdover.bench.text import LABELS, bench_text, figure_rows
 from holdover.html_page import Chart, page_html
 

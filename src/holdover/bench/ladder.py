@@ -20,13 +20,12 @@ from typing import Any
 from holdover.bench.conversations import Conversations
 from holdover.bench.load import Target
 from holdover.bench.measure import Measured, Settings, begin, counter, repeat
-from holdover.bench.server_process import serving
+from holdover.bench.server_process import START_LIMIT_S, serving
 from holdover.bench.session import Asker, Session, connect, run_loop
 from holdover.bench.techniques import Ladder
 from holdover.config import Config, flag
 from holdover.engine.planning import Planned, plan_serving
 
-START_LIMIT_S = 300.0
 SAMPLE_S = 0.1
 
 
@@ -75,7 +74,7 @@ def measure_ladder(
 ) -> list[Rung]:
     """Raises ServerError, BenchError and ConfigError; one server at a time."""
     chat = ladder.chat
-    repeats = chat.repeats if settings.repeats is None else settings.repeats
+    repeats = settings.repeats_of(chat)
     with tempfile.TemporaryDirectory(prefix="holdover-ladder-") as folder:
         steps = ladder.steps(folder)
         total = len(steps) * (settings.warm_up + repeats * chat.n_requests)

@@ -42,6 +42,9 @@ class Settings:
             if getattr(self, name) < 0:
                 raise ConfigError("--" + name.replace("_", "-"), "the least is 0")
 
+    def repeats_of(self, workload: Workload) -> int:
+        return workload.repeats if self.repeats is None else self.repeats
+
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
@@ -94,7 +97,7 @@ class Measured:
 
 
 def total_requests(workload: Workload, n_servers: int, settings: Settings) -> int:
-    repeats = workload.repeats if settings.repeats is None else settings.repeats
+    repeats = settings.repeats_of(workload)
     return n_servers * (settings.warm_up + repeats * workload.n_requests + settings.check)
 
 
@@ -107,12 +110,11 @@ async def measure(
 ) -> list[Measured]:
     """`on_request` hears of (requests done, in all). Raises BenchError for what is no server."""
     count = counter(on_request, total_requests(workload, len(targets), settings))
-    repeats = workload.repeats if settings.repeats is None else settings.repeats
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(connect(target)) for target in targets]
         askers = [Asker(session, name, settings.seed, count) for session in sessions]
         found = [await begin(asker, settings) for asker in askers]
-        for repetition in range(repeats):
+        for repetition in range(settings.repeats_of(workload)):
             for asker, measured in zip(askers, found, strict=True):
                 measured.repetitions.append(await repeat(workload, asker, repetition))
         for asker, measured in zip(askers, found, strict=True):

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from holdover.bench.conversations import Restart
 from holdover.bench.load import Messages, Target
 from holdover.bench.measure import Measured, Repetition, Settings, begin, counter
-from holdover.bench.server_process import Server, free_port, serving
+from holdover.bench.server_process import START_LIMIT_S, Server, free_port, serving
 from holdover.bench.session import Asked, Asker, connect, run_loop
 from holdover.bench.workload import Part
 from holdover.errors import ConfigError
 
-START_LIMIT_S = 300.0
 IDLE_S = 2.0  # what a conversation has before its server is killed
 
 
@@ -52,7 +51,7 @@ def measure_restarts(
         raise ConfigError(
             "--command", "say how the server is started, with {port} where its port goes"
         )
-    repeats = workload.repeats if settings.repeats is None else settings.repeats
+    repeats = settings.repeats_of(workload)
     total = repeats * (2 * settings.warm_up + workload.n_requests)
     count = counter(on_request, total)
     found: Measured | None = None

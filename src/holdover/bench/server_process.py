@@ -1,6 +1,6 @@
 """A server under test as a process tree of its own: started, awaited, watched, ended (Linux).
 
-The tree is everything in the session that the command leads, so helpers that it starts count too.
+The tree is everything in the session that the command leads, so what that starts counts too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +19,12 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from string import Template
+from types import FrameType
 from urllib.request import ProxyHandler, build_opener
 
 from holdover.errors import HoldoverError
 
+START_LIMIT_S = 300.0  # of a model that is read first
 _LOG_LINES = 12  # of a server that did not start
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _DIRECT = build_opener(ProxyHandler({}))  # never by way of a proxy
@@ -63,7 +66,7 @@ def serving(
     port = free_port() if port is None else port
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start_s = time.monotonic()
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
+    with _ended_by_sigterm(), tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             process = subprocess.Popen(
                 arguments(command, port), env=inherited | dict(environment), stdout=log,
@@ -80,6 +83,23 @@ def serving(
             raise ServerError("\n  ".join([f"{_one_line(command)}: {error}", *lines])) from None
         finally:
             _end(process, grace_s)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds, so that the server, which leads a session of its own, ends with us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def arguments(command: str, port: int) -> list[str]:

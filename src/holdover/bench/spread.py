@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+PERCENTS = (50, 95, 99)
+
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """Linear between the two nearest values; None of no values."""

@@ -15,10 +15,9 @@ from typing import Any
 
 from holdover.bench.answers import kind_of
 from holdover.bench.client import Sample
-from holdover.bench.spread import percentile
+from holdover.bench.spread import PERCENTS, percentile
 from holdover.errors import ConfigError
 
-PERCENTS = (50, 95, 99)
 TIMES: dict[str, Callable[[Sample], Sequence[float]]] = {
     "ttft": lambda s: () if s.ttft_s is None else (s.ttft_s,),
     "per_token": lambda s: () if s.per_token_s is None else (s.per_token_s,),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdover.bench.report import Report, warnings
-from holdover.bench.stats import PERCENTS
+from holdover.bench.spread import PERCENTS
 
 _TIMES = {
     "ttft": "TTFT",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 LEAST_TOKENS = 32  # of a step that says something about the speed of a prefill
 WEIGHT = 0.2
+MEASURED_TOKENS = 128  # of the step that is measured before the first load
 
 
 @dataclass(frozen=True, slots=True)

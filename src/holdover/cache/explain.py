@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
-from holdover.cache.blocks import Block
+from holdover.cache.blocks import TOKEN_BYTES, Block
 from holdover.cache.costs import Decision
-from holdover.cache.prefix import TOKEN_BYTES, common_tokens
+from holdover.cache.lifting import Lift
+from holdover.cache.prefix import common_tokens, token_bytes
+from holdover.cache.sequence import SequenceCache
 
 REMEMBERED = 16384
 
@@ -82,6 +85,44 @@ class Evictions:
         if found.tenant != tenant:
             return Eviction(found.tokens, found.at_s, None, "")
         return found
+
+
+def explained(
+    sequence: SequenceCache,
+    tokens: Sequence[int],
+    lift: Lift | None,
+    evictions: Evictions,
+    runs_after: Callable[[bytes], list[bytes]],
+    block_tokens: int,
+) -> Reuse:
+    """Of a sequence just admitted with `tokens`, which waited for `lift`.
+
+    `runs_after` are all runs that are kept after a prefix, by its key.
+    """
+    n_reused, n_usable = sequence.n_tokens, len(tokens) - 1
+    n_loaded = 0 if lift is None else max(0, n_reused - lift.n_matched)
+    from_tiers = {"arena": n_reused - n_loaded}
+    if lift is not None and n_loaded:
+        from_tiers[lift.decision.tier] = n_loaded
+    n_requantised = sequence.requantised_tokens
+    reuse = partial(Reuse, len(tokens), n_reused, from_tiers, requantised_tokens=n_requantised)
+    if n_reused == n_usable:
+        return reuse("all")
+    if lift is not None and n_reused < lift.n_tokens and not lift.decision.pays:
+        return reuse("slower", decision=lift.decision)
+    if lift is not None and n_reused < lift.n_tokens and lift.problem is not None:
+        return reuse("failed", problem=lift.problem)
+    n_full, n_tail = divmod(n_reused, block_tokens)
+    parent = sequence.keys[n_full]
+    rest = token_bytes(tokens[n_full * block_tokens : -1])
+    eviction = evictions.after(parent, rest, n_tail, sequence.tenant)
+    if eviction is not None:
+        return reuse("evicted", eviction=eviction)
+    runs = runs_after(parent)
+    reason, kept = compared(rest, n_tail, runs)
+    if not runs and not n_reused:
+        reason = "nothing"
+    return reuse(reason, kept, tokens[n_reused] if reason == "differs" else None)
 
 
 def compared(rest: bytes, n_reused: int, runs: Iterable[bytes]) -> tuple[Reason, int | None]:

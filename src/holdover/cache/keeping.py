@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdover.cache.blocks import Block
+from holdover.cache.blocks import TOKEN_BYTES, Block
 from holdover.cache.matching import Matcher
 from holdover.cache.mover import Mover
-from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex
+from holdover.cache.prefix import PrefixIndex
 from holdover.cache.room import Room
 from holdover.cache.tiers.base import Record
 from holdover.spec.layout import CacheLayout

@@ -10,22 +10,21 @@ With tiers, a sequence whose prefix lies there gets a lift first: the scheduler 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdover.cache.arena import Arena
-from holdover.cache.blocks import Block
+from holdover.cache.blocks import TOKEN_BYTES, Block
 from holdover.cache.costs import Costs
-from holdover.cache.explain import Evictions, Reuse, compared
+from holdover.cache.explain import Evictions, Reuse, explained
 from holdover.cache.keeping import Keeper, Kept
 from holdover.cache.lifting import Lift, Lifts
 from holdover.cache.matching import Match, Matcher
 from holdover.cache.mover import Mover
-from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex, token_bytes
+from holdover.cache.prefix import PrefixIndex, token_bytes
 from holdover.cache.room import Room
-from holdover.cache.sequence import Reused, SequenceCache
+from holdover.cache.sequence import Reused, SequenceCache, requantised_tokens
 from holdover.cache.tiers.base import TierStats
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import BlockRanges, step_blocks
@@ -265,31 +264,12 @@ class CacheManager:
 
         `lift` is the one it waited for.
         """
-        n_reused, n_usable = sequence.n_tokens, len(tokens) - 1
-        n_loaded = 0 if lift is None else max(0, n_reused - lift.n_matched)
-        from_tiers = {"arena": n_reused - n_loaded}
-        if lift is not None and n_loaded:
-            from_tiers[lift.decision.tier] = n_loaded
-        n_requantised = sequence.requantised_tokens
-        reuse = partial(Reuse, len(tokens), n_reused, from_tiers, requantised_tokens=n_requantised)
-        if n_reused == n_usable:
-            return reuse("all")
-        if lift is not None and n_reused < lift.n_tokens and not lift.decision.pays:
-            return reuse("slower", decision=lift.decision)
-        if lift is not None and n_reused < lift.n_tokens and lift.problem is not None:
-            return reuse("failed", problem=lift.problem)
-        n_full, n_tail = divmod(n_reused, self._block_tokens)
-        parent = sequence.keys[n_full]
-        rest = token_bytes(tokens[n_full * self._block_tokens : -1])
-        eviction = self._evictions.after(parent, rest, n_tail, sequence.tenant)
-        if eviction is not None:
-            return reuse("evicted", eviction=eviction)
-        runs = self._index.runs(parent)
-        runs += [record.tokens for record in self._mover.runs(parent)]
-        reason, kept = compared(rest, n_tail, runs)
-        if not runs and not n_reused:
-            reason = "nothing"
-        return reuse(reason, kept, tokens[n_reused] if reason == "differs" else None)
+
+        def runs(parent: bytes) -> list[bytes]:
+            in_tiers = [record.tokens for record in self._mover.runs(parent)]
+            return self._index.runs(parent) + in_tiers
+
+        return explained(sequence, tokens, lift, self._evictions, runs, self._block_tokens)
 
     def tier_stats(self) -> dict[str, TierStats]:
         return self._mover.stats()
@@ -360,7 +340,7 @@ class CacheManager:
                 self._room.ref(block)
         tables = [reused.table() for reused in found]
         sequence = SequenceCache(tenant, bytearray(), list(match.keys), tables, tuple(promise))
-        sequence.requantised_tokens = self._requantised_tokens(found, match)
+        sequence.requantised_tokens = requantised_tokens(found, match.n_tokens, self._block_tokens)
         self._sequences[sequence] = None  # before room is made: packing renumbers its tables too
         self._extend(sequence, n_new)
         for reused, table in zip(found, tables, strict=True):
@@ -377,13 +357,6 @@ class CacheManager:
         blocks = [e.blocks[group] if e and i in live else None for i, e in enumerate(match.chain)]
         tail = match.tail.blocks[group] if match.tail and n_full in live else None
         return Reused(blocks, tail, min(live.start, n_full))
-
-    def _requantised_tokens(self, found: Sequence[Reused], match: Match) -> int:
-        """Those of a match that come from blocks that are not exact."""
-        pinned = [(n, b) for reused in found for n, b in enumerate((*reused.blocks, reused.tail))]
-        places = {n for n, block in pinned if block is not None and not block.is_exact}
-        n_tail = match.n_tokens - len(match.chain) * self._block_tokens
-        return sum(n_tail if n == len(match.chain) else self._block_tokens for n in places)
 
     def _can_admit(
         self, found: Sequence[Reused], n_new: Sequence[int], promise: Sequence[int]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from holdover.cache.blocks import Block, Entry
-from holdover.cache.prefix import TOKEN_BYTES, PrefixIndex, common_tokens
+from holdover.cache.blocks import TOKEN_BYTES, Block, Entry
+from holdover.cache.prefix import PrefixIndex, common_tokens
 from holdover.cache.tiers.base import Record
 from holdover.spec.residency import BlockRanges, Residency, step_blocks
 

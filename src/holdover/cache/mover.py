@@ -11,7 +11,6 @@ a time; the rest is the tiers' threads' work. Without tiers nothing waits and no
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence

@@ -20,8 +20,7 @@ from itertools import islice
 
 import numpy as np
 
-from holdover.cache.blocks import TOKEN_BYTES as TOKEN_BYTES
-from holdover.cache.blocks import Block, Entry
+from holdover.cache.blocks import TOKEN_BYTES, Block, Entry
 from holdover.cache.tiers.base import KEY_BYTES, Record
 
 # Children of one key that are compared, latest first. Only the block in which a widely shared

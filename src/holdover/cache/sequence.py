@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,14 @@ class Reused:
 
     def table(self) -> BlockTable:
         return BlockTable.of(list(self.blocks), self.start)
+
+
+def requantised_tokens(found: Sequence[Reused], n_tokens: int, block_tokens: int) -> int:
+    """Those of `n_tokens`, of which `found` are the groups' blocks, that lie in inexact ones."""
+    n_full, n_tail = divmod(n_tokens, block_tokens)
+    pinned = [(i, b) for reused in found for i, b in enumerate((*reused.blocks, reused.tail))]
+    places = {i for i, block in pinned if block is not None and not block.is_exact}
+    return sum(n_tail if i == n_full else block_tokens for i in places)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Bytes of a block that no token of it has: rows behind a tail's last token, and between fields.
+"""Bytes of a block that no token of it has: behind a tail's last token, its bounds, between fields.
 
 A block number is used again and again, so they hold what someone else's rows were: they are cleared
 before a block leaves the arena for a tier.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdover.spec.layout import BlockLayout
+from holdover.spec.sparse import BOUNDS
 
 
 def clear_unused(layout: BlockLayout, block: memoryview, n_tokens: int) -> None:
@@ -27,3 +28,5 @@ def clear_unused(layout: BlockLayout, block: memoryview, n_tokens: int) -> None:
             shape = (*field.shape, field.dtype.item_bytes)
             view = np.ndarray(shape, np.uint8, block, placed.offset)
             np.moveaxis(view, field.axes.index("token"), 0)[n_tokens:] = 0
+        elif placed.plane == BOUNDS:  # made when a block is full: these are of who had it before
+            np.asarray(block)[placed.offset : placed.offset + field.nbytes] = 0

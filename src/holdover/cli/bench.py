@@ -18,7 +18,7 @@ from holdover.bench.workloads import WORKLOADS
 from holdover.cli.options import values_command
 from holdover.cli.screen import print_json, progress_bar
 from holdover.errors import ConfigError
-from holdover.files import typed_path
+from holdover.files import typed_path, write_text
 
 if TYPE_CHECKING:
     from holdover.bench.measure import Measured, Settings
@@ -102,10 +102,7 @@ class _Outputs:
     ) -> None:
         if self.json_file:
             path = typed_path(self.json_file, "--json-file")
-            try:
-                path.write_text(json_text.dumps(report, indent=1) + "\n", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError("--json-file", f"{path}: {error.strerror}") from error
+            write_text(path, json_text.dumps(report, indent=1) + "\n", "--json-file")
         if self.json:
             print_json(report)
         else:

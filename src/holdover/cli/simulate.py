@@ -92,10 +92,12 @@ def register(app: typer.Typer) -> None:
         ] = None,
         json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
     ) -> None:
-        """Replay a trace of requests against a cache of some size, with no model loaded.
+        """Replay a trace of requests against caches of any size.
 
-        Runs the engine's own cache manager, prefix index, eviction, admission and tiers without
-        memory, in simulated time, and says what is reused, from where, and how long requests would
+        No model is loaded for that, and no memory taken.
+
+        Runs the engine's own cache manager, prefix index, eviction, admission and tiers in
+        simulated time, and says what is reused, from where, and how long requests would
         wait: for one size or several, so that a size can be chosen before it is bought.
         """
         from holdover.simulate.ask import Asked, prepare

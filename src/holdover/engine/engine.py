@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from holdover.cache.costs import MEASURED_TOKENS
 from holdover.cache.keeping import Kept
 from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
@@ -46,7 +47,6 @@ from holdover.spec.limits import Limits
 from holdover.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-MEASURED_TOKENS = 128
 _log = logging.getLogger(__name__)
 
 

@@ -187,19 +187,42 @@ def cache_layout(config: Config, geometry: Geometry) -> CacheLayout:
     sparse = None if config.sparse_blocks is None else Sparse(config.sparse_blocks)
     spec = CacheSpec.of(geometry.layers, config.block_tokens, sparse)
     layout = CacheLayout.of(spec, kv_choice(config.kv))
-    if sparse is not None and not any(block.bounds_nbytes for block in layout.blocks):
+    if sparse is not None:
+        _demand_sparse(sparse, layout, config, geometry)
+    return layout
+
+
+def _demand_sparse(sparse: Sparse, layout: CacheLayout, config: Config, geometry: Geometry) -> None:
+    """Raises ConfigError with what would do, unless something may be left out, and not too much."""
+    if not any(block.bounds_nbytes for block in layout.blocks):
+        if config.window is not None:
+            raise ConfigError(
+                "--sparse-blocks",
+                "beside --window no layer keeps its whole context, of which few blocks could be "
+                "read; give one or the other",
+            )
         raise ConfigError(
             "--sparse-blocks",
             f"{geometry.architecture} has no layer that can be read so: none after the first "
             f"{sparse.dense_layers} attends to keys and values of its whole context; leave it out",
         )
-    if sparse is not None and sparse.blocks * config.block_tokens < LEAST_TOKENS:
+    block_tokens, longest = config.block_tokens, geometry.max_context_tokens
+    least = ceil_div(LEAST_TOKENS, block_tokens)
+    if sparse.blocks < least:
         raise ConfigError(
             "--sparse-blocks",
-            f"{sparse.blocks} blocks of {config.block_tokens} tokens are too few to answer from; "
-            f"give {ceil_div(LEAST_TOKENS, config.block_tokens)} or more",
+            f"{sparse.blocks} blocks of {block_tokens} tokens are too few to answer from; "
+            f"give {least} or more",
         )
-    return layout
+    always_read = sparse.read_blocks - sparse.blocks
+    most = ceil_div(longest, block_tokens) - always_read - 1
+    if sparse.blocks > most:
+        advice = f"give {most} or less, or leave it out" if most >= least else "leave it out"
+        raise ConfigError(
+            "--sparse-blocks",
+            f"{sparse.blocks} blocks of {block_tokens} tokens leave out nothing of the {longest} "
+            f"tokens that the model was made for; {advice}",
+        )
 
 
 def centre_layout(

@@ -224,7 +224,7 @@ class Scheduler:
         if n_step is not None and is_new:
             self.prompt_tokens += sequence.n_prompt
             assert sequence.cache is not None
-            self.cached_tokens += sequence.cached_tokens or 0
+            self.cached_tokens += sequence.cache.n_tokens
             self.requantised_tokens += sequence.cache.requantised_tokens
         return n_step
 

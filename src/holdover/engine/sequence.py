@@ -17,7 +17,7 @@ from holdover.cache.sequence import SequenceCache
 from holdover.engine.api import SamplingParams, Usage
 from holdover.engine.counts import TokenCounts
 from holdover.engine.sampler import SampleRow, has_penalty
-from holdover.spec.residency import Full, Residency, forgotten_tokens
+from holdover.spec.residency import Residency, forgotten_tokens
 
 
 class State(Enum):
@@ -105,9 +105,7 @@ class Sequence:
             self.counts.add(token)
 
     def usage(self) -> Usage:
-        forgotten = None
-        if self.residencies and not any(isinstance(r, Full) for r in self.residencies):
-            forgotten = forgotten_tokens(self.residencies, len(self.tokens))
+        forgotten = forgotten_tokens(self.residencies, len(self.tokens))
         return Usage(
             self.n_prompt, self.n_generated, self.cached_tokens or 0, self.reuse, forgotten
         )

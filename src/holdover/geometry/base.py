@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 from holdover.errors import UnsupportedModelError
 from holdover.geometry.experts import WIDE, Experts, expert_tensors
-from holdover.geometry.latent import Latent, latent_tensors
+from holdover.geometry.latent import Latent, latent_linears
 from holdover.registry import load_all, load_plugin
 from holdover.spec.dtypes import DType
 from holdover.spec.layers import LayerSpec
@@ -181,33 +181,29 @@ def _linear_tensors(geometry: Geometry, layer: int) -> dict[str, tuple[int, ...]
     """Matrices and biases of one layer, by the name after `model.layers.N.`."""
     g = geometry
     if g.latent is None:
-        attention = _attention_tensors(g)
+        attention = _attention_linears(g)
     else:
-        attention = latent_tensors(g.latent, g.hidden_size, g.query_heads, g.output_bias)
+        attention = latent_linears(g.latent, g.hidden_size, g.query_heads, g.output_bias)
     if g.experts is None or not g.experts.mixes(layer):
-        return attention | _mlp_tensors(g)
-    return attention | expert_tensors(g.experts, g.hidden_size)
+        return _with_biases(attention | _mlp_linears(g))
+    return _with_biases(attention) | expert_tensors(g.experts, g.hidden_size)
 
 
-def _attention_tensors(g: Geometry) -> dict[str, tuple[int, ...]]:
-    return _with_biases(
-        {
-            "self_attn.q_proj": (g.query_width, g.hidden_size, g.qkv_bias),
-            "self_attn.k_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
-            "self_attn.v_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
-            "self_attn.o_proj": (g.hidden_size, g.query_width, g.output_bias),
-        }
-    )
+def _attention_linears(g: Geometry) -> dict[str, tuple[int, int, bool]]:
+    return {
+        "self_attn.q_proj": (g.query_width, g.hidden_size, g.qkv_bias),
+        "self_attn.k_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
+        "self_attn.v_proj": (g.kv_width, g.hidden_size, g.qkv_bias),
+        "self_attn.o_proj": (g.hidden_size, g.query_width, g.output_bias),
+    }
 
 
-def _mlp_tensors(g: Geometry) -> dict[str, tuple[int, ...]]:
-    return _with_biases(
-        {
-            "mlp.gate_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
-            "mlp.up_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
-            "mlp.down_proj": (g.hidden_size, g.intermediate_size, g.mlp_bias),
-        }
-    )
+def _mlp_linears(g: Geometry) -> dict[str, tuple[int, int, bool]]:
+    return {
+        "mlp.gate_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
+        "mlp.up_proj": (g.intermediate_size, g.hidden_size, g.mlp_bias),
+        "mlp.down_proj": (g.hidden_size, g.intermediate_size, g.mlp_bias),
+    }
 
 
 def _with_biases(linears: Mapping[str, tuple[int, int, bool]]) -> dict[str, tuple[int, ...]]:

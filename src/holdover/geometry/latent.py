@@ -44,10 +44,10 @@ class Latent:
         return "self_attn.q_b_proj" if self.query_rank else "self_attn.q_proj"
 
 
-def latent_tensors(
+def latent_linears(
     latent: Latent, hidden_size: int, query_heads: int, bias: bool
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of one layer's stored matrices and biases, by the name after `model.layers.N.`."""
+) -> dict[str, tuple[int, int, bool]]:
+    """Rows, columns and whether there is a bias of one layer's projections, by name."""
     m = latent
     linears = {
         m.query_up: (query_heads * m.head_dim, m.query_rank or hidden_size, False),
@@ -57,9 +57,4 @@ def latent_tensors(
     }
     if m.query_rank:
         linears["self_attn.q_a_proj"] = (m.query_rank, hidden_size, bias)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (rows, columns, has_bias) in linears.items():
-        shapes[f"{name}.weight"] = (rows, columns)
-        if has_bias:
-            shapes[f"{name}.bias"] = (rows,)
-    return shapes
+    return linears

@@ -2,6 +2,7 @@
 
 A row is decoded and encoded again; a field's bytes that are the same in both are copied. Keys that
 one of the two stores less their centre (`_centre`) meet it on the way; where both do, it stays.
+Bounds of sparse layers are those of the keys before.
 Natively where both layouts are served so, else through the codecs: the bytes are equal.
 """
 
@@ -23,6 +24,7 @@ from holdover.kernels.native.backend import native_plane
 from holdover.kernels.reference.views import PlaneView
 from holdover.spec.centres import CENTRE_TOKENS, TILE_CENTRES
 from holdover.spec.layout import CacheLayout, PlacedField
+from holdover.spec.sparse import BOUNDS
 
 
 class _Route(Protocol):
@@ -78,6 +80,10 @@ class _Form:
         of = self.layout.blocks[group].group
         return [(layer, plane.name) for layer in of.layers for plane in of.planes]
 
+    def bounds(self, group: int) -> list[tuple[int, str]]:
+        of = self.layout.blocks[group].group
+        return [(layer, BOUNDS) for layer in of.layers if of.has_bounds(layer)]
+
     def placed(self, group: int, at: tuple[int, str]) -> tuple[PlacedField, ...]:
         return self.layout.blocks[group].fields_of(*at)
 
@@ -102,15 +108,18 @@ class _Copies:
 
 
 def _split(own: _Form, other: _Form, group: int) -> tuple[list[tuple[int, str]], _Copies]:
-    """Planes whose rows change, and copies for the others."""
-    changed, runs = [], []
+    """Planes whose rows change, and copies for the others and for bounds."""
+    changed: list[tuple[int, str]] = []
+    same = own.bounds(group)
     for at in own.planes(group):
-        here, there = own.placed(group, at), other.placed(group, at)
-        if here[0].codec != there[0].codec:
-            changed.append(at)
-            continue
-        runs += [(a.offset, b.offset, a.field.nbytes) for a, b in zip(here, there, strict=True)]
-    return changed, _Copies(runs)
+        is_same = own.placed(group, at)[0].codec == other.placed(group, at)[0].codec
+        (same if is_same else changed).append(at)
+    pairs = [
+        pair
+        for at in same
+        for pair in zip(own.placed(group, at), other.placed(group, at), strict=True)
+    ]
+    return changed, _Copies([(a.offset, b.offset, a.field.nbytes) for a, b in pairs])
 
 
 # ---- natively -----------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
         for row in report["conversations"]
         if row["fit"] is not None
     )
+    if fits:  # none of the table's lengths is within a short --max-context
+        fits = f"conversations that fit: {fits}; "
     return (
         f"{report['model']} ({report['architecture']}, {report['weights']}, KV {report['kv']}, "
         f"{_kernels(report)}): "
@@ -65,8 +67,7 @@ def short_lines(plan: ServingPlan) -> tuple[str, ...]:
         f"arena {format_bytes(memory['arena_bytes'])} at {report['bytes_per_token']:,} bytes a "
         f"token; context {_context(limits)}",
         *([] if report["window"] is None else [_window(report)]),
-        f"conversations that fit: {fits}; up to {limits['max_sequences']} are computed at once "
-        "(--max-sequences)",
+        f"{fits}up to {limits['max_sequences']} are computed at once (--max-sequences)",
     )
 
 

@@ -11,7 +11,7 @@ from holdover.cache.tiers._open import parse_tiers
 from holdover.cache.tiers.base import TierSpec
 from holdover.config import Config, at_least_one
 from holdover.errors import BudgetError, ConfigError
-from holdover.files import typed_path
+from holdover.files import typed_path, write_text
 from holdover.plan.sizing.accelerated import find_device
 from holdover.plan.sizing.device import Device
 from holdover.plan.sizing.question import Question
@@ -20,8 +20,9 @@ from holdover.simulate.costs import LinkCosts, StepCosts
 from holdover.simulate.model import Subject, read_subject
 from holdover.simulate.run import Setup
 from holdover.simulate.trace import Trace, read_trace
-from holdover.units import format_bytes, parse_bytes
+from holdover.units import MOST_BYTES, format_bytes, largest, parse_bytes
 
+_MIB = 2**20
 PLAIN_BLOCK_TOKENS = 64  # where the trace has no blocks of its own
 
 
@@ -66,11 +67,7 @@ class Asked:
     def write_csv(self, text: str) -> None:
         """Raises ConfigError where the file cannot be written."""
         assert self.csv is not None
-        try:
-            typed_path(self.csv, "--csv").write_text(text, encoding="utf-8")
-        except OSError as error:
-            reason = f"{self.csv} cannot be written: {error.strerror}"
-            raise ConfigError("--csv", reason) from error
+        write_text(typed_path(self.csv, "--csv"), text, "--csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +124,27 @@ def _sizes(asked: Asked, subject: Subject, device: Device) -> list[tuple[str, in
         found = {text: _room_bytes(text, asked, subject) for text in _several(memory)}
     for text, arena_bytes in found.items():
         if arena_bytes < subject.layout.sector_bytes:
-            least = format_bytes(subject.layout.sector_bytes)
-            raise BudgetError(f"{text} leaves no room for one block, which takes {least}")
+            raise BudgetError(_no_block(text, asked, subject))
     return sorted(found.items(), key=lambda item: item[1])
+
+
+def _no_block(text: str, asked: Asked, subject: Subject) -> str:
+    """What is wrong with this size, and the least that holds a block."""
+    block_bytes = subject.layout.sector_bytes
+    block = format_bytes(block_bytes)
+    if asked.kv_memory:
+        return f"--kv-memory {text} leaves no room for one block; the least is {block}"
+
+    def too_small(mib: int) -> bool:
+        room_bytes = subject.room_bytes(mib * _MIB, asked.headroom)
+        return room_bytes is not None and room_bytes < block_bytes
+
+    least_mib = largest(too_small, MOST_BYTES // _MIB) + 1
+    flag = f"--memory {text}" if asked.memory else f"--gpu {asked.gpu}: {text}"
+    return (
+        f"{flag} leaves no room beside weights and headroom for one block, which takes {block}; "
+        f"give --memory {least_mib}MiB or more"
+    )
 
 
 def _room_bytes(text: str, asked: Asked, subject: Subject) -> int:

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from holdover.bench.page import Lines, Point, bar_chart, line_chart
+from holdover.bench.spread import PERCENTS
 from holdover.html_page import Chart, page_html, write_html
 from holdover.simulate.report import Report, simulate_text, summary
-from holdover.simulate.run import PERCENTS
-
-GIB = 2**30
+from holdover.units import GIB
 
 
 def write_page(path: Path, report: Report) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from holdover.simulate.served import Served
 from holdover.spec.layout import CacheLayout
-from holdover.spec.residency import Full
 
 _AHEAD_TOKENS = 512  # over which what one more token adds is taken
 _MANY_TOKENS = 1 << 20
@@ -20,9 +19,10 @@ class Reads:
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
-        grows = all(isinstance(group.residency, Full) for group in layout.spec.groups)
         # Where every token is read, what one takes is asked once: a step's reads are often set.
-        self._token_bytes = layout.read_bytes(_MANY_TOKENS) / _MANY_TOKENS if grows else None
+        self._token_bytes = (
+            layout.read_bytes(_MANY_TOKENS) / _MANY_TOKENS if layout.spec.keeps_all else None
+        )
         self._step = 0
         self._bytes = 0.0  # were this step 0
         self._slope = 0.0

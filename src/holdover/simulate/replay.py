@@ -16,6 +16,7 @@ from bisect import insort
 from collections.abc import Callable
 from operator import attrgetter
 
+from holdover.cache.costs import MEASURED_TOKENS
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import REFUSED_REST_S, Mover
 from holdover.engine.scheduler import enter
@@ -26,7 +27,6 @@ from holdover.simulate.reads import Reads
 from holdover.simulate.served import Served, Turns, filled
 from holdover.simulate.tiers import Clock, SimulatedTiers
 from holdover.spec.limits import Limits
-from holdover.spec.residency import Full
 
 _MOST_STEPS = 4096  # taken at once
 _by_arrival = attrgetter("arrival")
@@ -36,7 +36,6 @@ def _arrival_of(item: tuple[Served, int]) -> int:
     return item[0].arrival
 
 
-MEASURED_TOKENS = 128  # by the engine at its start, to compare loads with
 Finished = Callable[[Served], None]
 
 
@@ -63,16 +62,15 @@ class Replay:
         self._turns = turns
         self._finished = finished
         self._block_tokens = manager.layout.spec.block_tokens
-        self._is_full = all(isinstance(g.residency, Full) for g in manager.layout.spec.groups)
+        self._keeps_all = manager.layout.spec.keeps_all
         self._reads = Reads(manager.layout)
         self._running: list[Served] = []  # all by arrival
         self._prompting: list[Served] = []  # those of them that do not decode
         self._parked: list[Served] = []
         self._waiting: list[Served] = []
         self._loading: list[Served] = []
-        self._looks = (
-            Agenda()
-        )  # at a step's end: a block is full, or dies, or it gets its last token
+        # At a step's end: a block is full, or dies, or it gets its last token.
+        self._looks = Agenda()
         self._dues = Agenda()  # at a step's begin: it needs a new block
         self._steps = 0
         self._entrance_closed = False
@@ -184,9 +182,7 @@ class Replay:
 
     def _reserve(self, wanted: list[tuple[Served, int]]) -> list[tuple[Served, int]]:
         """The part of `wanted` that finds room beside the next blocks of those who decode."""
-        due = []
-        for served in self._dues.take(self._steps):
-            due.append((served, 0))
+        due = [(served, 0) for served in self._dues.take(self._steps)]
         if due:
             wanted = sorted([*wanted, *due], key=_arrival_of)
         work = []
@@ -272,7 +268,7 @@ class Replay:
         """Room for the same part of a prompt in each of so many steps; returns for how many steps
         there was some, and how many of the parts are still to be committed."""
         assert served.cache is not None
-        if self._is_full:
+        if self._keeps_all:
             has_room = self._manager.reserve(served.cache, n_steps * n_tokens)
             return (n_steps, n_steps) if has_room else (1, 1)
         for n_done in range(1, n_steps):  # each step lets go of what lies behind windows
@@ -339,7 +335,7 @@ class Replay:
     def _await_look(self, served: Served) -> None:
         n_tokens = served.n_computed
         n_more = self._block_tokens - n_tokens % self._block_tokens
-        if not self._is_full:
+        if not self._keeps_all:
             n_more = min(n_more, self._reads.tokens_to_change(n_tokens))
         step = served.step_of(n_tokens + n_more) - 1
         self._looks.add(served, min(step, served.end_step))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from holdover.bench.spread import PERCENTS
 from holdover.plan.sizing.text import printable, table
-from holdover.simulate.run import PERCENTS, Outcome, Setup, TierOutcome
+from holdover.simulate.run import Outcome, Setup
 from holdover.simulate.trace import Trace
 from holdover.units import format_bytes as size
 
@@ -81,7 +83,7 @@ def _size_json(outcome: Outcome) -> Report:
             "hit_tokens": outcome.arena_hit_tokens,
             "evicted_blocks": outcome.evicted_blocks,
         },
-        "tiers": {name: _tier_json(tier) for name, tier in outcome.tiers.items()},
+        "tiers": {name: asdict(tier) for name, tier in outcome.tiers.items()},
         "lost_blocks": outcome.lost_blocks,
         "declined_loads": outcome.declined_loads,
         "reuse_ended": outcome.reasons,
@@ -94,18 +96,6 @@ def _size_json(outcome: Outcome) -> Report:
         "ttft_s": outcome.ttft_s,
         "queue_s": outcome.queue_s,
         "request_s": outcome.request_s,
-    }
-
-
-def _tier_json(tier: TierOutcome) -> Report:
-    return {
-        "hit_tokens": tier.hit_tokens,
-        "read_bytes": tier.read_bytes,
-        "written_bytes": tier.written_bytes,
-        "held_bytes": tier.held_bytes,
-        "cap_bytes": tier.cap_bytes,
-        "evicted_blocks": tier.evicted_blocks,
-        "refused_stores": tier.refused_stores,
     }
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdover.bench.spread import percentile
+from holdover.bench.spread import PERCENTS, percentile
 from holdover.cache.arena import NullArena
 from holdover.cache.costs import Costs
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import Mover
 from holdover.cache.tiers.base import TierSpec
-from holdover.errors import BudgetError
+from holdover.errors import BudgetError, ConfigError
 from holdover.plan.serving import arena_needed_bytes
 from holdover.simulate.costs import LinkCosts, StepCosts
 from holdover.simulate.model import Subject
@@ -25,7 +25,6 @@ from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.units import format_bytes, largest
 
-PERCENTS = (50, 95, 99)
 _GONE_IN_A_ROW = 64  # conversations: those that ended before them are gone as well
 Advance = Callable[[int, int], None]
 
@@ -221,6 +220,12 @@ def _limits(trace: Trace, setup: Setup, n_sectors: int, asked: str) -> Limits:
     most_tokens = largest(lambda n: arena_needed_bytes(layout, limits(n)) <= arena_bytes, int(most))
     shortest = min(r.prompt_tokens + max(1, r.output_tokens) for r in trace.requests)
     if most_tokens < shortest:
+        if setup.max_context_tokens is not None and setup.max_context_tokens < shortest:
+            raise ConfigError(
+                "--max-context",
+                f"{setup.max_context_tokens} tokens are fewer than the shortest request of "
+                f"{trace.name} has; give {shortest} or more",
+            )
         least = format_bytes(arena_needed_bytes(layout, limits(shortest)))
         raise BudgetError(
             f"{asked}: {format_bytes(arena_bytes)} of KV memory hold {most_tokens} tokens; the "

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from holdover.cache.arena import NullArena
 from holdover.cache.tiers import disk, ram
 from holdover.cache.tiers._disk.directory import SECRET_BYTES
+from holdover.cache.tiers._shelf import Place, Shelf, place_of
 from holdover.cache.tiers.base import Record, Take, TierSpec, TierStats
 from holdover.errors import ConfigError
 from holdover.simulate.costs import LinkCosts
 from holdover.spec.layout import CacheLayout
 
-Place = tuple[bytes, int]
-"""Key and group."""
 GONE = "it was evicted before it was read"
 
 
@@ -72,11 +71,12 @@ class SimulatedRam:
     """The engine's own, which hands a block over when the link would have."""
 
     name = "ram"
+    codec = None
     buffer_bytes = 0
 
     def __init__(self, spec: TierSpec, layout: CacheLayout, link: Link) -> None:
-        self._layout = layout
-        self._ram = ram.Ram(layout, NullArena(ram.buffer_bytes(spec, layout)))
+        region = NullArena(ram.buffer_bytes(spec, layout))
+        self._ram = ram.Ram(spec.cap_bytes, Shelf(layout, region))
         self.loads = Loads(link)
         self.written_bytes = 0
 
@@ -88,25 +88,31 @@ class SimulatedRam:
 
     def store(self, record: Record, block: memoryview) -> bool:
         if not self._ram.holds(record.key, record.group):
-            self.written_bytes += self._layout.blocks[record.group].nbytes
+            self.written_bytes += self.stored_bytes(record.group)
         return self._ram.store(record, block)
 
     def load(self, record: Record) -> int | None:
         if not self._ram.holds(record.key, record.group):
             return None
-        return self.loads.begin(record, self._layout.blocks[record.group].nbytes)
+        return self.loads.begin(record, self.stored_bytes(record.group))
 
     def poll(self, take: Take) -> None:
         for ticket, record in self.loads.ended():
             if self._ram.load(record) is None:
                 take(ticket, None, GONE)
                 continue
-            self.loads.link.moved_bytes += self._layout.blocks[record.group].nbytes
+            self.loads.link.moved_bytes += self.stored_bytes(record.group)
 
             def taken(_: int, data: memoryview | None, why: str, ticket: int = ticket) -> None:
                 take(ticket, data, why)
 
             self._ram.poll(taken)
+
+    def stored_bytes(self, group: int) -> int:
+        return self._ram.stored_bytes(group)
+
+    def pin(self, record: Record, until_s: float) -> None:
+        self._ram.pin(record, until_s)
 
     def delete(self, record: Record) -> None:
         self._ram.delete(record)
@@ -133,6 +139,7 @@ class SimulatedDisk:
     """The disk tier's bookkeeping without its files."""
 
     name = "disk"
+    codec = None
     buffer_bytes = 0
 
     def __init__(self, spec: TierSpec, layout: CacheLayout, link: Link) -> None:
@@ -163,7 +170,7 @@ class SimulatedDisk:
 
     def store(self, record: Record, block: memoryview) -> bool:
         self._write()
-        place = record.key, record.group
+        place = place_of(record)
         if place in self._where:
             self._where[place].used_s = self._clock.now_s
             return True
@@ -172,35 +179,41 @@ class SimulatedDisk:
         if len(self._staged) >= self._n_staged:
             self._n["refused"] += 1
             return False
-        slot_bytes = self._shapes[record.group].slot_bytes
+        slot_bytes = self.stored_bytes(record.group)
         self._staged.append((self._writes.end_s(slot_bytes), record))
         self._staged_places.add(place)
         return True
 
     def load(self, record: Record) -> int | None:
         self._write()
-        segment = self._where.get((record.key, record.group))
+        segment = self._where.get(place_of(record))
         if segment is None:
             return None
         segment.used_s = self._clock.now_s
-        return self.loads.begin(record, self._shapes[record.group].slot_bytes)
+        return self.loads.begin(record, self.stored_bytes(record.group))
 
     def poll(self, take: Take) -> None:
         self._write()
         for ticket, record in self.loads.ended():
-            if (record.key, record.group) not in self._where:
+            if place_of(record) not in self._where:
                 self._n["failed"] += 1
                 take(ticket, None, GONE)
                 continue
             self._n["loaded"] += 1
-            self.loads.link.moved_bytes += self._shapes[record.group].slot_bytes
+            self.loads.link.moved_bytes += self.stored_bytes(record.group)
             take(ticket, memoryview(b""), "")
+
+    def stored_bytes(self, group: int) -> int:
+        return self._shapes[group].slot_bytes
+
+    def pin(self, record: Record, until_s: float) -> None:
+        """A trace pins nothing."""
 
     def delete(self, record: Record) -> None:
         self._write()
-        segment = self._where.get((record.key, record.group))
+        segment = self._where.get(place_of(record))
         if segment is not None:
-            self._forget(segment, (record.key, record.group))
+            self._forget(segment, place_of(record))
 
     def stats(self) -> TierStats:
         return TierStats(
@@ -223,7 +236,7 @@ class SimulatedDisk:
         """What the disk has written by now lies there."""
         while self._staged and self._staged[0][0] <= self._clock.now_s:
             at_s, record = self._staged.popleft()
-            self._staged_places.discard((record.key, record.group))
+            self._staged_places.discard(place_of(record))
             self._put(record, at_s)
 
     def _put(self, record: Record, at_s: float) -> None:
@@ -231,7 +244,7 @@ class SimulatedDisk:
         if segment is None:
             self._n["refused"] += 1
             return
-        place = record.key, record.group
+        place = place_of(record)
         segment.records[place] = record
         segment.n_free -= 1
         segment.used_s = at_s
@@ -240,7 +253,7 @@ class SimulatedDisk:
         self._where[place] = segment
         self._after.setdefault(record.parent, {})[place] = record
         self._n["stored"] += 1
-        self.written_bytes += self._shapes[record.group].slot_bytes
+        self.written_bytes += self.stored_bytes(record.group)
 
     def _make(self, group: int, at_s: float) -> _Segment | None:
         """A new file, for which the longest unused go; None: all that is there is written to."""
@@ -282,8 +295,15 @@ def simulated_tiers(
     """Raises ConfigError for a kind that cannot be simulated, or a size that holds no block."""
     found: list[SimulatedRam | SimulatedDisk] = []
     for spec in specs:
-        if spec.kind not in links.read_bytes_per_s or spec.codec is not None:
-            raise ConfigError("--tiers", f"a tier {spec.kind} of this form cannot be simulated yet")
+        if spec.kind not in links.read_bytes_per_s:
+            kinds = " and ".join(links.read_bytes_per_s)
+            raise ConfigError("--tiers", f"a tier {spec.kind} cannot be simulated; {kinds} can")
+        if spec.codec is not None:
+            raise ConfigError(
+                "--tiers",
+                f"{spec.kind} requantised in {spec.codec} cannot be simulated; give "
+                f"{spec.kind}:SIZE, with SIZE what blocks take as they are",
+            )
         link = Link(clock, links.read_bytes_per_s[spec.kind])
         kind = SimulatedRam if spec.kind == "ram" else SimulatedDisk
         found.append(kind(spec, layout, link))

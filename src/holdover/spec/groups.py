@@ -63,6 +63,11 @@ class CacheSpec:
         return layer if shared is None else shared
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether no layer ever lets a token go."""
+        return all(isinstance(group.residency, Full) for group in self.groups)
+
+    @property
     def sparse(self) -> Sparse | None:
         """How decoding reads the groups that it reads little of; None: it reads all of all."""
         return next((group.sparse for group in self.groups if group.sparse is not None), None)

@@ -9,7 +9,7 @@ come from `first_visible` and `sink_tokens` of one of these classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -132,8 +132,11 @@ def live_tokens(residency: Residency, n_tokens: int) -> int:
     return min(residency.sink_tokens, first) + n_tokens - first
 
 
-def forgotten_tokens(residencies: Iterable[Residency], n_tokens: int) -> int:
-    """Of `n_tokens` stored ones, those that no layer will ever read again."""
+def forgotten_tokens(residencies: Sequence[Residency], n_tokens: int) -> int | None:
+    """Of `n_tokens` stored ones, those that no layer will ever read again; None where one reads
+    all, whatever their number."""
+    if not residencies or any(isinstance(residency, Full) for residency in residencies):
+        return None
     return n_tokens - max(live_tokens(residency, n_tokens) for residency in residencies)
 
 

@@ -145,6 +145,13 @@ def test_bounds_are_in_the_plan(config: Config) -> None:
 def test_what_cannot_be_is_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"--sparse-blocks: 7 blocks of 8 .* give 8 or more"):
         plan_serving(replace(config, sparse_blocks=7))
+    most = 1024 // BLOCK_TOKENS - 4
+    plan_serving(replace(config, sparse_blocks=most))
+    for blocks in (most + 1, 10**30):
+        with pytest.raises(ConfigError, match=rf"leave out nothing .* give {most} or less"):
+            plan_serving(replace(config, sparse_blocks=blocks))
+    with pytest.raises(ConfigError, match="--sparse-blocks: beside --window"):
+        plan_serving(replace(config, window=64))
     with pytest.raises(ConfigError, match="--sparse-blocks: 0 is too small"):
         replace(config, sparse_blocks=0)
     read = plan_serving(config).geometry

@@ -62,7 +62,7 @@ class ContiguousStep:
     def attend(
         self, layer: int, query: Tensor, scale: float, softcap: float = 0.0, **more: Any
     ) -> Tensor:
-        assert more == {"sink_query": None}
+        assert more.get("sink_query") is None
         self.calls.append((scale, softcap))
         return torch.cat(
             [

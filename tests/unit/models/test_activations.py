@@ -49,7 +49,8 @@ class NullStep:
         self, layer: int, query: Tensor, scale: float, softcap: float = 0.0, **more: Any
     ) -> Tensor:
         wide = torch.empty(query.shape, dtype=torch.float32).copy_(query)
-        second = None if more["sink_query"] is None else more["sink_query"].float().clone()
+        sinks = more.get("sink_query")
+        second = None if sinks is None else sinks.float().clone()
         values = wide[..., : self.value_dim]
         result = torch.empty(values.shape, dtype=torch.float32).copy_(values)
         del second

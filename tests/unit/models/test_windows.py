@@ -84,7 +84,7 @@ def logits_of(cache: ForcedCache, tokens: Sequence[int], cuts: Sequence[int]) ->
     ]
     for stop in dict.fromkeys(ends):
         part = tokens[sequence.n_tokens : stop]
-        found.append(cache.feed([(sequence, part)], len(part)).clone())
+        found.append(cache.feed([(sequence, part)], len(part), len(tokens)).clone())
         cache.manager.check()
     cache.close(sequence)
     return torch.cat(found)

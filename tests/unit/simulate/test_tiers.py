@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdover.cache.tiers import disk, ram
-from holdover.cache.tiers.base import Record, TierSpec
+from holdover.cache.tiers.base import Record, TierSpec, Transcoder
 from holdover.codecs.base import uniform
 from holdover.errors import ConfigError
 from holdover.simulate.costs import LinkCosts
@@ -72,9 +72,13 @@ def test_what_was_evicted_meanwhile_is_not_given() -> None:
         assert "evicted" in why
 
 
+def untranscoded(stored: CacheLayout) -> Transcoder:
+    raise AssertionError("a tier without a codec of its own asks for no transcoder")
+
+
 def test_ram_keeps_what_the_real_one_keeps() -> None:
     spec = TierSpec("ram", 5 * BLOCK_BYTES + 1)
-    real = ram.create(spec, LAYOUT, b"")
+    real = ram.create(spec, LAYOUT, b"", untranscoded)
     tier, _ = made("ram", spec.cap_bytes)
     for i in (0, 1, 2, 3, 4, 0, 5, 6, 1, 7):
         for one, block in ((real, memoryview(bytes(BLOCK_BYTES))), (tier, NOTHING)):
@@ -129,5 +133,5 @@ def test_sizes_that_hold_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="hold no block of each kind"):
         made("disk", BLOCK_BYTES)
     requantised = TierSpec("ram", 1 << 30, codec="int4")
-    with pytest.raises(ConfigError, match="cannot be simulated yet"):
+    with pytest.raises(ConfigError, match="int4 cannot be simulated; give ram:SIZE"):
         simulated_tiers((requantised,), LAYOUT, Clock(), LinkCosts({"ram": 1.0}))

@@ -73,7 +73,7 @@ class Ram:
             held = self._shelf.find(record)
             if held is None:
                 self._count(failed_loads=1)
-                take(ticket, None, "it was evicted from RAM before it was read")
+                take(ticket, None, _requantised.EVICTED)
                 continue
             self._shelf.touch(place_of(record))
             self._count(loaded_blocks=1)

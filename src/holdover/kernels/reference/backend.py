@@ -136,7 +136,9 @@ class Step:
                 sinks = None
                 if sink_query is not None:
                     sinks = sink_query[part.rows].float() * scale, group.residency.sink_tokens
-                mixed = _attend(scaled, keys, values, room, part, softcap, sinks, sink_logits, unread)
+                mixed = _attend(
+                    scaled, keys, values, room, part, softcap, sinks, sink_logits, unread
+                )
                 result[part.rows] = mixed.to(result.dtype)
         return result
 

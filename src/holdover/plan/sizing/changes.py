@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from holdover.config import DEFAULT_SINK_TOKENS as SINK_TOKENS
+from holdover.config import DEFAULT_SINK_TOKENS
 from holdover.errors import ConfigError
 from holdover.plan.sizing.device import Device
 from holdover.plan.sizing.offload import BYTES_PER_S, NAMES, Offload
 from holdover.plan.sizing.scenario import Scenario
 from holdover.plan.sizing.weights import requantised
-from holdover.units import MOST_BYTES, format_bytes, largest, round_up
+from holdover.units import GIB, MOST_BYTES, format_bytes, largest, round_up
 
 MOST_DEVICES = 64
 LEAST_POINTS = 1  # of any remedy
-_GIB = 2**30
 
 
 class Cost(NamedTuple):
@@ -98,8 +97,8 @@ def with_window(base: Scenario, window_tokens: int) -> Scenario:
     """Sinks and a window in every layer of full attention."""
     return replace(
         base,
-        whole_cache=base.whole_cache.windowed(window_tokens, SINK_TOKENS),
-        rank_cache=base.rank_cache.windowed(window_tokens, SINK_TOKENS),
+        whole_cache=base.whole_cache.windowed(window_tokens, DEFAULT_SINK_TOKENS),
+        rank_cache=base.rank_cache.windowed(window_tokens, DEFAULT_SINK_TOKENS),
     )
 
 
@@ -185,7 +184,7 @@ def offload(base: Scenario) -> Iterator[Change]:
         if home == "ram" and base.device.unified:
             continue  # it is the same memory
         waiting = base.users - resident
-        away_bytes = round_up(waiting * base.own_bytes * base.n_devices, _GIB)
+        away_bytes = round_up(waiting * base.own_bytes * base.n_devices, GIB)
         if away_bytes > MOST_BYTES:
             continue  # more than --offload takes
         place = Offload(home, away_bytes)
@@ -194,7 +193,7 @@ def offload(base: Scenario) -> Iterator[Change]:
             f"offload to {name}",
             f"keep {resident:,} conversations on the device, and {waiting:,} waiting "
             f"{'in RAM' if home == 'ram' else 'on disk'}",
-            (("--offload", f"{home}:{away_bytes // _GIB}GiB"),),
+            (("--offload", f"{home}:{away_bytes // GIB}GiB"),),
             Cost("latency", 1 + 5 * waiting / base.users + (0 if home == "ram" else 0.5),
                  f"at most {resident:,} answer at the same time; {format_bytes(away_bytes)} of "
                  f"{name}; a conversation comes back in {resume_s:.2f} s at "
@@ -209,12 +208,12 @@ def window(base: Scenario) -> Iterator[Change]:
     if not most or not base.whole_cache.can_be_windowed() or not with_window(base, block).fits:
         return
     n_tokens = block * largest(lambda n: with_window(base, max(1, n) * block).fits, most)
-    lost = base.context_tokens - n_tokens - SINK_TOKENS
+    lost = base.context_tokens - n_tokens - DEFAULT_SINK_TOKENS
     if lost > 0:
         yield Change(
-            "window", f"{SINK_TOKENS} sinks and a window of {n_tokens:,} tokens in every full "
-            "attention layer",
-            (("--window", str(n_tokens)), ("--sinks", str(SINK_TOKENS))),
+            "window", f"{DEFAULT_SINK_TOKENS} sinks and a window of {n_tokens:,} tokens in "
+            "every full attention layer",
+            (("--window", str(n_tokens)), ("--sinks", str(DEFAULT_SINK_TOKENS))),
             Cost("quality", 6 + lost / base.context_tokens,
                  f"the {lost:,} tokens in between are forgotten; the model was not trained so"),
             with_window(base, n_tokens),

@@ -11,10 +11,10 @@ from typing import Any
 
 from holdover.html_page import new_figure, page_html, svg_text, write_html
 from holdover.plan.sizing.tables import plan_text
+from holdover.units import GIB
 
 Report = dict[str, Any]
 Curves = Mapping[str, list[dict[str, int]]]
-GIB = 2**30
 
 
 def write_page(path: Path, report: Report, curves: Curves) -> None:
