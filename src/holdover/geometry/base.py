@@ -78,6 +78,7 @@ class Geometry:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    learned_sinks: bool = False  # per query head, one more term of its softmax
     latent: Latent | None = None
     experts: Experts | None = None
     stored_dtype: str | None = None  # the config's own name, for example "bfloat16"
@@ -112,7 +113,8 @@ class FamilyModule(Protocol):
         """Shapes of one layer's stored tensors, by the name after `model.layers.N.`."""
 
     def resident_norm_elements(self, geometry: Geometry) -> tuple[int, int]:
-        """Elements of one layer's norm weights in memory: (in the model's dtype, in fp32)."""
+        """Elements of one layer's norm weights and learned sinks in memory: (in the model's dtype,
+        in fp32)."""
 
 
 def read_geometry(config: Mapping[str, Any]) -> Geometry:

@@ -13,7 +13,9 @@ Scoring = Literal["softmax", "sigmoid", "softmax of chosen"]
 
 ROUTER = "mlp.gate.weight"
 CHOICE_BIAS = "mlp.gate.e_score_correction_bias"
-WIDE = (ROUTER, CHOICE_BIAS)  # held in fp32, whatever the model's dtype
+FUSED_ROUTER, FUSED_ROUTER_BIAS = "mlp.router.weight", "mlp.router.bias"
+WIDE = (ROUTER, CHOICE_BIAS, FUSED_ROUTER, FUSED_ROUTER_BIAS)  # held in fp32, always
+SWIGLU_SLOPE = 1.702  # of gpt-oss' clamped activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class Experts:
     Experts lie in `groups` of equal size, and are chosen from the `chosen_groups` whose
     `group_best` best scores sum to the most. A choice bias is added to scores for choosing alone.
     `swiglu_limit` clamps gates and ups as gpt-oss does; 0: the model's activation, unclamped.
+    `fused` is gpt-oss' way to store a layer's experts: one tensor for all, inputs before outputs, each
+    gate beside its up, and biases of the router and of every expert.
     """
 
     count: int
@@ -38,6 +42,7 @@ class Experts:
     scale: float = 1.0
     choice_bias: bool = False
     swiglu_limit: float = 0.0
+    fused: bool = False
 
     def mixes(self, layer: int) -> bool:
         return layer >= self.first_layer
@@ -46,6 +51,8 @@ class Experts:
 def expert_tensors(experts: Experts, hidden_size: int) -> dict[str, tuple[int, ...]]:
     """Shapes of one layer's stored tensors, by the name after `model.layers.N.`."""
     e = experts
+    if e.fused:
+        return _fused_tensors(e, hidden_size)
     shapes: dict[str, tuple[int, ...]] = {ROUTER: (e.count, hidden_size)}
     if e.choice_bias:
         shapes[CHOICE_BIAS] = (e.count,)
@@ -57,3 +64,15 @@ def expert_tensors(experts: Experts, hidden_size: int) -> dict[str, tuple[int, .
         shapes[f"{name}.up_proj.weight"] = (inner, hidden_size)
         shapes[f"{name}.down_proj.weight"] = (hidden_size, inner)
     return shapes
+
+
+def _fused_tensors(experts: Experts, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    count, inner = experts.count, experts.inner_size
+    return {
+        FUSED_ROUTER: (count, hidden_size),
+        FUSED_ROUTER_BIAS: (count,),
+        "mlp.experts.gate_up_proj": (count, hidden_size, 2 * inner),
+        "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+        "mlp.experts.down_proj": (count, inner, hidden_size),
+        "mlp.experts.down_proj_bias": (count, hidden_size),
+    }

@@ -19,7 +19,10 @@ from holdover.models._rope import Angles, rotate
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """`qkv` stacks the rows of q, k and v; `qk_norm` is [query + KV heads, head dim]."""
+    """`qkv` stacks the rows of q, k and v; `qk_norm` is [query + KV heads, head dim].
+
+    `sinks` are learned: fp32 [query heads].
+    """
 
     norm: Tensor
     qkv: Tensor
@@ -27,6 +30,7 @@ class AttentionWeights:
     qk_norm: Tensor | None
     output: Tensor
     output_bias: Tensor | None
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computed in fp32 over the last axis.
 
     A weight of x's dtype multiplies the rounded result, as in Llama; an fp32 weight multiplies
-    before rounding, as in Gemma.
+    before rounding, as in Gemma and gpt-oss.
     """
     width = (x.shape[-1],)
     if weight.dtype == x.dtype:
@@ -77,7 +81,10 @@ def self_attention(
     step.write(layer, {"k": heads[:, g.query_heads :], "v": value})
     del qkv, value
     query = heads[:, : g.query_heads]
-    mixed = step.attend(layer, query, g.attention_scale, g.attention_softcap, sink_query=sink_query)
+    mixed = step.attend(
+        layer, query, g.attention_scale, g.attention_softcap,
+        sink_query=sink_query, sink_logits=weights.sinks,
+    )  # fmt: skip
     del heads, query, sink_query
     return F.linear(mixed.flatten(1), weights.output, weights.output_bias)
 

@@ -162,6 +162,8 @@ def refusal(geometry: Geometry) -> str | None:
         return "it takes keys and values, not latents"
     if g.experts is not None:
         return "it takes one MLP a layer, not experts"
+    if g.learned_sinks:
+        return "it takes no learned sinks"
     if any(rope.dim != g.head_dim for rope in g.ropes):
         return "it turns whole heads"
     if any(plane.dim != g.head_dim for layer in g.layers for plane in layer.planes):

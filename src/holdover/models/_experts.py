@@ -14,13 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdover.geometry.base import Geometry
-from holdover.geometry.experts import CHOICE_BIAS, ROUTER, Experts
+from holdover.geometry.experts import (
+    CHOICE_BIAS,
+    FUSED_ROUTER,
+    FUSED_ROUTER_BIAS,
+    ROUTER,
+    SWIGLU_SLOPE,
+    Experts,
+)
 from holdover.models._blocks import gated, rms_norm
 
 if TYPE_CHECKING:
     from holdover.models._loading import Loader
-
-SWIGLU_SLOPE = 1.702  # of gpt-oss' clamped activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ def load_experts(loader: Loader, layer: int) -> ExpertWeights:
     experts = loader.geometry.experts
     assert experts is not None
     e, prefix = experts, f"model.layers.{layer}"
+    if e.fused:
+        return _load_fused(loader, e, prefix)
     each = [f"{prefix}.mlp.experts.{index}" for index in range(e.count)]
     shared = f"{prefix}.mlp.shared_experts"
     gates_ups = [f"{one}.{part}_proj.weight" for one in each for part in ("gate", "up")]
@@ -64,6 +71,28 @@ def load_experts(loader: Loader, layer: int) -> ExpertWeights:
         if e.shared_inner_size
         else None,
         shared_down=loader.stacked([f"{shared}.down_proj.weight"]) if e.shared_inner_size else None,
+    )
+
+
+def _load_fused(loader: Loader, experts: Experts, prefix: str) -> ExpertWeights:
+    """Tensors of all experts, turned: outputs before inputs, all gates before all ups."""
+    e, stored = experts, f"{prefix}.mlp.experts"
+
+    def in_halves(x: Tensor) -> Tensor:
+        """[experts, 2 inner, ...] with each gate beside its up."""
+        return x.unflatten(1, (e.inner_size, 2)).transpose(1, 2)
+
+    return ExpertWeights(
+        norm=loader.norm(f"{prefix}.{loader.family.mlp_norm}"),
+        router=loader.wide(f"{prefix}.{FUSED_ROUTER}"),
+        router_bias=loader.wide(f"{prefix}.{FUSED_ROUTER_BIAS}"),
+        choice_bias=None,
+        gate_up=loader.turned(f"{stored}.gate_up_proj", lambda x: in_halves(x.mT)).flatten(1, 2),
+        gate_up_bias=loader.turned(f"{stored}.gate_up_proj_bias", in_halves).flatten(1),
+        down=loader.turned(f"{stored}.down_proj", lambda x: x.mT),
+        down_bias=loader.stacked([f"{stored}.down_proj_bias"]),
+        shared_gate_up=None,
+        shared_down=None,
     )
 
 
@@ -138,9 +167,15 @@ def _one(x: Tensor, expert: int, w: ExpertWeights, geometry: Geometry, limit: fl
     )
     del x
     if limit:
-        gate, up = inner.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        inner = (up + 1) * (gate * (gate * SWIGLU_SLOPE).sigmoid())
+        inner = _clamped_swiglu(inner, limit)
     else:
         inner = gated(inner, geometry.activation)
     return F.linear(inner, w.down[expert], None if w.down_bias is None else w.down_bias[expert])
+
+
+def _clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:
+    """(up + 1) gate sigmoid(1.702 gate) of `gate_up` [tokens, 2 inner], which is written over."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate.clamp_(max=limit)
+    up.clamp_(-limit, limit).add_(1)
+    return (gate * SWIGLU_SLOPE).sigmoid_().mul_(gate).mul_(up)

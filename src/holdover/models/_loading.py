@@ -38,6 +38,8 @@ class Loader:
     def norm(self, name: str) -> Tensor:
         if self.family.norms_from_one:
             return self.checkpoint.load(f"{name}.weight", torch.float32).add(1.0)
+        if self.family.wide_norms:
+            return self.wide(f"{name}.weight")
         return self.stacked([f"{name}.weight"])
 
     def layer_norm(self, layer: int, name: str | None) -> Tensor | None:
@@ -55,6 +57,11 @@ class Loader:
         for name, part in zip(names, parts, strict=True):
             part.copy_(self.checkpoint.load(name, dtype))
         return whole
+
+    def turned(self, name: str, view: Callable[[Tensor], Tensor]) -> Tensor:
+        """A tensor in the model's dtype, its elements in the order of a view of it."""
+        seen = view(self.checkpoint.load(name, getattr(torch, self.dtype.torch_name)))
+        return torch.empty(seen.shape, dtype=seen.dtype).copy_(seen)
 
     def wide(self, name: str) -> Tensor:
         """A tensor in fp32, whatever the model's dtype."""
@@ -78,6 +85,7 @@ class Loader:
             qk_norm=self._qk_norm(prefix) if self.geometry.qk_norm else None,
             output=self._weight(output),
             output_bias=self._bias(output, self.geometry.output_bias),
+            sinks=self.wide(f"{prefix}.sinks") if self.geometry.learned_sinks else None,
         )
 
     def mlp(self, layer: int) -> MlpWeights:

@@ -57,6 +57,7 @@ class Family:
     attention_post_norm: str | None = None
     mlp_post_norm: str | None = None
     norms_from_one: bool = False  # weights are stored as their difference from one
+    wide_norms: bool = False  # weights are held in fp32, and multiply before rounding
     scaled_embedding: bool = False  # by the root of the width
 
 

@@ -66,7 +66,7 @@ class ContiguousStep:
         self.calls.append((scale, softcap))
         return torch.cat(
             [
-                self._attend_one(layer, sequence, part, scale, softcap)
+                self._attend_one(layer, sequence, part, scale, softcap, more.get("sink_logits"))
                 for (sequence, _), part in zip(self.turn, self._split(query), strict=True)
             ]
         )
@@ -75,8 +75,9 @@ class ContiguousStep:
         return list(torch.split(flat, [n for _, n in self.turn]))
 
     def _attend_one(
-        self, layer: int, sequence: int, query: Tensor, scale: float, softcap: float
-    ) -> Tensor:
+        self, layer: int, sequence: int, query: Tensor, scale: float, softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         shared = self.geometry.query_heads // self.geometry.kv_heads
         stored = {
             p: self.rows[layer, sequence, p] for p in PLANES if (layer, sequence, p) in self.rows
@@ -94,7 +95,9 @@ class ContiguousStep:
             position = n_keys - n_queries + row
             scores[:, row, : residency.first_visible(position)] = -torch.inf
             scores[:, row, position + 1 :] = -torch.inf
-        weights = scores.softmax(-1, torch.float32).to(self.dtype)
+        if sinks is not None:  # one more column, whose value is nothing
+            scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(-1, n_queries, 1)), -1)
+        weights = scores.softmax(-1, torch.float32)[..., :n_keys].to(self.dtype)
         return (weights @ values).transpose(0, 1).to(query.dtype)
 
 
@@ -222,6 +225,13 @@ _LATENT = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
+_GPT_OSS = {
+    "head_dim": 14,
+    "sliding_window": 7,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 20,
+}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2_mha": ("Llama", {"num_key_value_heads": 6}),
@@ -288,6 +298,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         _LATENT
         | {"q_lora_rank": None, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0}
         | {"rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 1},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        _GPT_OSS | {"num_hidden_layers": 4, "rope_parameters": _YARN | {"truncate": False}},
+    ),
+    "gpt_oss_plain": (
+        "GptOss",
+        _GPT_OSS
+        | {"attention_bias": False, "swiglu_limit": 0.9, "rope_parameters": _LOCAL}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
 }
 

@@ -131,6 +131,18 @@ SHAPES: dict[str, tuple[dict[str, Any], Limits]] = {
         | {"num_attention_heads": 2, "kv_lora_rank": 64, "moe_intermediate_size": 1024},
         Limits(16, 300, 4096),
     ),
+    "fused experts are widest": (
+        {"model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 1024, "head_dim": 64}
+        | {"num_attention_heads": 4, "num_key_value_heads": 1, "num_local_experts": 4}
+        | {"num_experts_per_tok": 2, "sliding_window": 100},
+        Limits(16, 300, 4096),
+    ),
+    "learned sinks": (
+        {"model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 64, "head_dim": 64}
+        | {"num_attention_heads": 16, "num_key_value_heads": 2, "num_local_experts": 8}
+        | {"sliding_window": 100},
+        Limits(16, 512, 4096),
+    ),
     "biases": (
         {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024}
         | {"num_attention_heads": 8, "attention_bias": True, "mlp_bias": True},

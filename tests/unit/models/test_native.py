@@ -70,7 +70,10 @@ def native_checkpoint(saved: Any, variant: str, monkeypatch: pytest.MonkeyPatch)
     return open_checkpoint(saved(variant)[0])
 
 
-@pytest.fixture(params=[name for name in VARIANTS if not name.startswith("deepseek")])
+TORCH_ONLY = ("deepseek", "gpt_oss")
+
+
+@pytest.fixture(params=[name for name in VARIANTS if not name.startswith(TORCH_ONLY)])
 def variant(request: pytest.FixtureRequest) -> str:
     """Those whose step it computes: latents and experts are torch's."""
     return str(request.param)
@@ -111,10 +114,13 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_latents_and_experts_are_refused(saved: Any) -> None:
+def test_latents_experts_and_learned_sinks_are_refused(saved: Any) -> None:
     lite = read_geometry(open_checkpoint(saved("deepseek_v2_lite")[0]).config)
     assert refusal(lite) == "it takes keys and values, not latents"
     assert refusal(replace(lite, latent=None)) == "it takes one MLP a layer, not experts"
+    oss = read_geometry(open_checkpoint(saved("gpt_oss")[0]).config)
+    assert refusal(oss) == "it takes one MLP a layer, not experts"
+    assert refusal(replace(oss, experts=None)) == "it takes no learned sinks"
 
 
 @pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])
