@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdover.errors import ModelFileError, UnsupportedModelError
 from holdover.files import read_json, reading
+from holdover.weights._mxfp4 import BLOCKS, MXFP4, SCALES, decode, join_parts
 from holdover.weights.base import TensorInfo, file_digest, missing_tensor
 from holdover.weights.config import canonical_config
 
@@ -54,28 +55,33 @@ class SafetensorsCheckpoint:
     tensors: Mapping[str, TensorInfo] = field(repr=False)
     _places: Mapping[str, tuple[Path, str]] = field(
         repr=False
-    )  # name -> its file, and its name in there
+    )  # name -> its file, and its name in there; both parts of a tensor in MXFP4 by their own names
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         return {}
 
     def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        place = self._places.get(name)
-        if place is None:
+        info = self.tensors.get(name)
+        if info is None:
             raise missing_tensor(self.path, name, self.tensors)
-        file, stored_name = place
-        stored_as = self.tensors[name].dtype_name
-        if stored_as not in _LOADABLE:
+        if info.dtype_name == MXFP4:
+            return decode(self._stored(name + BLOCKS), self._stored(name + SCALES), dtype)
+        if info.dtype_name not in _LOADABLE:
             raise UnsupportedModelError(
-                f"{file}: tensor {name} is stored as {stored_as}; supported: {', '.join(_LOADABLE)}"
+                f"{self._places[name][0]}: tensor {name} is stored as {info.dtype_name}; "
+                f"supported: {', '.join(_LOADABLE)}, {MXFP4}"
             )
+        return self._stored(name).to(dtype)
+
+    def _stored(self, name: str) -> torch.Tensor:
+        file, stored_name = self._places[name]
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(file, framework="pt") as opened:
                 tensor: torch.Tensor = opened.get_tensor(stored_name)
-                return tensor.to(dtype)
+                return tensor
         except (SafetensorError, OSError) as error:
             raise ModelFileError(file, f"cannot read tensor {name}: {error}") from error
 
@@ -106,7 +112,7 @@ def open_folder(path: Path) -> SafetensorsCheckpoint:
         raise ModelFileError(path, "holds no tensor of a text model")
     config = canonical_config(raw_config)
     config.setdefault("tie_word_embeddings", "lm_head.weight" not in infos)
-    return SafetensorsCheckpoint(path, config, infos, places)
+    return SafetensorsCheckpoint(path, config, join_parts(path, infos), places)
 
 
 def _files(path: Path) -> dict[Path, set[str]]:

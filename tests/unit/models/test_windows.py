@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
 
 from holdover.cache.arena import HostArena
 from holdover.cache.manager import CacheManager
@@ -21,7 +22,7 @@ from holdover.geometry.base import Geometry, read_geometry
 from holdover.geometry.imposed import ImposedWindow, with_window
 from holdover.kernels._selection import select_backend
 from holdover.kernels.native.availability import extension
-from holdover.models._blueprint import Blueprint
+from holdover.models._blueprint import Blueprint, refusal
 from holdover.models._centring import find_centres
 from holdover.models._native import load_native
 from holdover.models.base import Model, load_model
@@ -41,6 +42,7 @@ TOLERANCE = {"fp32": 1e-4, "int8": 0.08}  # of the largest logit
 
 @pytest.fixture(params=["torch", "native"])
 def decoder(request: pytest.FixtureRequest) -> str:
+    """"native": on native kernels; what the native decoder does not compute, torch does."""
     if request.param == "native" and extension() is None:
         pytest.skip("nothing was compiled")
     return str(request.param)
@@ -48,7 +50,7 @@ def decoder(request: pytest.FixtureRequest) -> str:
 
 def load(folder: Any, geometry: Geometry, decoder: str, limits: Limits) -> Model:
     checkpoint = open_checkpoint(folder)
-    if decoder == "torch":
+    if decoder == "torch" or refusal(geometry) is not None:
         return load_model(checkpoint, geometry, DType.FP32)
     blueprint = Blueprint.of(extension(), geometry, "fp32")  # type: ignore[arg-type]
     return load_native(checkpoint, blueprint, DType.FP32, limits)
@@ -102,7 +104,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("window", [7, 8, 9])
-@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3Text"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3Text", "GptOss"])
 def test_own_windows_at_their_edges(
     family: str, window: int, decoder: str, saved: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,8 @@ def test_own_windows_at_their_edges(
         changes |= {"use_sliding_window": True, "max_window_layers": 1}
     if family == "Gemma3Text":
         changes |= {"query_pre_attn_scalar": 24, "sliding_window_pattern": 2}
+    if family == "GptOss":
+        changes |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     name = f"{family}_{window}"
     monkeypatch.setitem(VARIANTS, name, (family, changes))
     folder, hf = saved(name)
@@ -127,12 +131,19 @@ def test_own_windows_at_their_edges(
 
 @torch.no_grad()
 def streamed(hf: Any, tokens: Sequence[int], window: int, sinks: int) -> Tensor:
-    """Logits with keys turned anew for each query: to their places among what it keeps."""
+    """Logits with keys turned anew for each query: to their places among what it keeps.
+
+    Layers with a window of their own keep it; learned sinks are one more column of scores.
+    """
     hidden = hf.model.embed_tokens(torch.tensor(tokens))
     positions = range(len(tokens))
-    kept = [[j for j in range(p + 1) if j < sinks or p - j < window] for p in positions]
+    oss = hf.config.model_type == "gpt_oss"
+    apply_rotary_pos_emb = (modeling_gpt_oss if oss else modeling_llama).apply_rotary_pos_emb
     for layer in hf.model.layers:
         attention, x = layer.self_attn, layer.input_layernorm(hidden)
+        own = getattr(attention, "sliding_window", None)
+        near, first = (own, 0) if own else (window, sinks)
+        kept = [[j for j in range(p + 1) if j < first or p - j < near] for p in positions]
         shape = (len(tokens), -1, attention.head_dim)
         q, k, v = (
             getattr(attention, f"{name}_proj")(x).view(shape).transpose(0, 1) for name in "qkv"
@@ -148,27 +159,39 @@ def streamed(hf: Any, tokens: Sequence[int], window: int, sinks: int) -> Tensor:
             keys, values = (
                 part.repeat_interleave(len(q) // len(k), 0) for part in (keys, v[:, seen])
             )
-            weights = (queries @ keys.transpose(1, 2) * attention.scaling).softmax(-1)
+            scores = queries @ keys.transpose(1, 2) * attention.scaling
+            if oss:
+                scores = torch.cat((scores, attention.sinks.view(-1, 1, 1)), -1)
+            weights = scores.softmax(-1)[..., : len(seen)]
             rows.append((weights @ values)[:, 0].flatten())
         hidden = hidden + attention.o_proj(torch.stack(rows))
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        added = layer.mlp(layer.post_attention_layernorm(hidden)[None])
+        hidden = hidden + (added[0] if oss else added)[0]
     logits: Tensor = hf.lm_head(hf.model.norm(hidden))
     return logits
 
 
 @pytest.mark.parametrize(
-    ("window", "sinks", "codec"),
+    ("window", "sinks", "codec", "like"),
     [
-        (9, 3, "fp32"), (8, 4, "fp32"), (5, 0, "fp32"), (1, 2, "fp32"), (6, 11, "fp32"),
-        (9, 3, "int8"),
+        (9, 3, "fp32", "llama3_gqa"), (8, 4, "fp32", "llama3_gqa"), (5, 0, "fp32", "llama3_gqa"),
+        (1, 2, "fp32", "llama3_gqa"), (6, 11, "fp32", "llama3_gqa"), (9, 3, "int8", "llama3_gqa"),
+        (9, 3, "fp32", "gpt_oss"), (5, 0, "fp32", "gpt_oss"),
     ],
 )  # fmt: skip
 def test_an_imposed_window_is_that_of_streaming_llm(
-    window: int, sinks: int, codec: str, decoder: str, saved: Any, monkeypatch: pytest.MonkeyPatch
+    window: int,
+    sinks: int,
+    codec: str,
+    like: str,
+    decoder: str,
+    saved: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kind, changes = VARIANTS["llama3_gqa"]
-    monkeypatch.setitem(VARIANTS, "wide", (kind, changes | {"head_dim": 32}))
-    folder, hf = saved("wide")
+    """Learned sinks beside it: a query keeps them, whatever tokens it keeps."""
+    kind, changes = VARIANTS[like]
+    monkeypatch.setitem(VARIANTS, f"{like}_wide", (kind, changes | {"head_dim": 32}))
+    folder, hf = saved(f"{like}_wide")
     geometry = with_window(
         read_geometry(open_checkpoint(folder).config), ImposedWindow(window, sinks)
     )
