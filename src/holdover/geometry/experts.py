@@ -25,8 +25,8 @@ class Experts:
     Experts lie in `groups` of equal size, and are chosen from the `chosen_groups` whose
     `group_best` best scores sum to the most. A choice bias is added to scores for choosing alone.
     `swiglu_limit` clamps gates and ups as gpt-oss does; 0: the model's activation, unclamped.
-    `fused` is gpt-oss' way to store a layer's experts: one tensor for all, inputs before outputs, each
-    gate beside its up, and biases of the router and of every expert.
+    `fused` is gpt-oss' way to store a layer's experts: one tensor for all, inputs before outputs,
+    each gate beside its up, and biases of the router and of every expert.
     """
 
     count: int

@@ -80,7 +80,7 @@ def _load_fused(loader: Loader, experts: Experts, prefix: str) -> ExpertWeights:
 
     def in_halves(x: Tensor) -> Tensor:
         """[experts, 2 inner, ...] with each gate beside its up."""
-        return x.unflatten(1, (e.inner_size, 2)).transpose(1, 2)
+        return x.view(len(x), e.inner_size, 2, *x.shape[2:]).transpose(1, 2)
 
     return ExpertWeights(
         norm=loader.norm(f"{prefix}.{loader.family.mlp_norm}"),
@@ -166,10 +166,7 @@ def _one(x: Tensor, expert: int, w: ExpertWeights, geometry: Geometry, limit: fl
         x, w.gate_up[expert], None if w.gate_up_bias is None else w.gate_up_bias[expert]
     )
     del x
-    if limit:
-        inner = _clamped_swiglu(inner, limit)
-    else:
-        inner = gated(inner, geometry.activation)
+    inner = _clamped_swiglu(inner, limit) if limit else gated(inner, geometry.activation)
     return F.linear(inner, w.down[expert], None if w.down_bias is None else w.down_bias[expert])
 
 

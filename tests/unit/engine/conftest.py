@@ -21,6 +21,8 @@ from torch import Tensor
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -319,6 +321,21 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
         initializer_range=0.2,
     )  # fmt: skip
     DeepseekV2ForCausalLM(config).save_pretrained(folder)
+    return load_with_bytes(folder)
+
+
+@pytest.fixture(scope="session")
+def oss(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Two layers of random gpt-oss over bytes, the first of them with a window."""
+    folder = tmp_path_factory.mktemp("tiny-gpt-oss")
+    torch.manual_seed(5)
+    config = GptOssConfig(
+        vocab_size=257, hidden_size=64, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_local_experts=4,
+        num_experts_per_tok=2, sliding_window=24, max_position_embeddings=1024,
+        bos_token_id=None, eos_token_id=256, pad_token_id=None, initializer_range=0.2,
+    )  # fmt: skip
+    GptOssForCausalLM(config).save_pretrained(folder)
     return load_with_bytes(folder)
 
 

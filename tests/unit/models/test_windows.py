@@ -42,7 +42,7 @@ TOLERANCE = {"fp32": 1e-4, "int8": 0.08}  # of the largest logit
 
 @pytest.fixture(params=["torch", "native"])
 def decoder(request: pytest.FixtureRequest) -> str:
-    """"native": on native kernels; what the native decoder does not compute, torch does."""
+    """ "native": on native kernels; what the native decoder does not compute, torch does."""
     if request.param == "native" and extension() is None:
         pytest.skip("nothing was compiled")
     return str(request.param)

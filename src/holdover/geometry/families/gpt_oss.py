@@ -80,7 +80,8 @@ def resident_norm_elements(geometry: Geometry) -> tuple[int, int]:
 
 
 def _experts(fields: Fields) -> Experts:
-    count = fields.integer("num_local_experts" if fields.has("num_local_experts") else "num_experts")
+    local, other = "num_local_experts", "num_experts"  # the class takes both names
+    count = fields.integer(other if fields.has(other) and not fields.has(local) else local)
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
         raise fields.wrong("num_experts_per_tok", f"{chosen} is more than {count}, all there are")
