@@ -25,6 +25,7 @@ from .test_kernels import (
     dense,
     poisoned_new_tensors,
     rounding_of,
+    sink_logits,
 )
 
 __all__ = ["backend", "poisoned_new_tensors"]  # fixtures
@@ -93,7 +94,11 @@ def few(world: World, running: Running, layer: int, prompt: int) -> Tensor:
             scores = scores * case.head_dim**-0.5
             if case.softcap:
                 scores = case.softcap * torch.tanh(scores / case.softcap)
-            mixed.append(scores.softmax(-1) @ values[tokens, head])
+            logits = sink_logits(case)
+            if logits is not None:
+                own = logits.double()[head * shared : (head + 1) * shared]
+                scores = torch.cat((scores, own[:, None]), -1)
+            mixed.append(scores.softmax(-1)[:, : len(tokens)] @ values[tokens, head])
         results.append(torch.cat(mixed))
     return torch.stack(results)
 
@@ -136,6 +141,7 @@ def test_the_blocks_of_the_rule_are_read(backend: str, codec: str) -> None:
         {"softcap": 3.0, "heads": (2, 2)},
         {"dtype": torch.bfloat16},
         {"head_dim": 24, "value_dim": 16},
+        {"sink_logits": True},
     ],
     ids=str,
 )

@@ -42,7 +42,7 @@ def test_missing_tensor(checkpoint: Checkpoint) -> None:
 
 def test_family_that_can_only_be_sized(checkpoint: Checkpoint) -> None:
     geometry = replace(read_geometry(checkpoint.config), family="mamba", architecture="Mamba")
-    with pytest.raises(UnsupportedModelError, match=r"Mamba can be sized.*gemma3, llama"):
+    with pytest.raises(UnsupportedModelError, match=r"Mamba can be sized.*gemma3, gpt_oss, llama"):
         load_model(checkpoint, geometry, DType.FP32)
 
 
