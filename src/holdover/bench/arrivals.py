@@ -11,6 +11,19 @@ from typing import Any
 from holdover.bench.client import Sample
 
 
+async def arrive(
+    tasks: Sequence[Callable[[], Awaitable[Sample]]],
+    streams: int,
+    rate_per_s: float | None,
+    choose: random.Random,
+) -> None:
+    """In a closed loop of `streams`, or where there is a rate in an open one."""
+    if rate_per_s is None:
+        await closed_loop(tasks, streams)
+    else:
+        await open_loop(tasks, rate_per_s, choose)
+
+
 async def closed_loop(tasks: Iterable[Callable[[], Awaitable[Sample]]], streams: int) -> None:
     """`streams` at once: each sends its next request when its last one ended.
 

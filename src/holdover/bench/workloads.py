@@ -169,7 +169,7 @@ class Concurrent:
         return [(n, self.requests or max(8, n)) for n in numbers(self.streams, "streams")]
 
     async def once(self, asker: Asker, repetition: int) -> list[Part]:
-        from holdover.bench.arrivals import closed_loop, open_loop
+        from holdover.bench.arrivals import arrive
 
         parts = []
         for x, count in self._measurements():
@@ -182,10 +182,8 @@ class Concurrent:
                 return into[-1]
 
             tasks = [partial(ask, prompt) for prompt in prompts]
-            if self.rate is None:
-                await closed_loop(tasks, int(x))
-            else:
-                await open_loop(tasks, x, asker.random(f"{repetition}/{x}"))
+            rate = None if self.rate is None else x
+            await arrive(tasks, int(x), rate, asker.random(f"{repetition}/{x}"))
             noun = "a second" if self.rate is not None else "stream" if x == 1 else "streams"
             parts.append(Part(f"{x:g} {noun}", samples, x, fresh=True))
         return parts
@@ -236,7 +234,7 @@ class Rag:
         return self.requests
 
     async def once(self, asker: Asker, repetition: int) -> list[Part]:
-        from holdover.bench.arrivals import closed_loop, open_loop
+        from holdover.bench.arrivals import arrive
 
         documents = [
             f"Document {number + 1}: "
@@ -262,10 +260,8 @@ class Rag:
             for i in range(self.requests)
         ]
         tasks = [partial(ask, question) for question in questions]
-        if self.rate is None:
-            await closed_loop(tasks, self.streams)
-        else:
-            await open_loop(tasks, self.rate, asker.random(f"{repetition}/arrivals"))
+        choose_when = asker.random(f"{repetition}/arrivals")
+        await arrive(tasks, self.streams, self.rate, choose_when)
         return [Part("all questions", samples)]
 
 

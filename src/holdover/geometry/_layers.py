@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from holdover.errors import UnsupportedModelError
+from holdover.geometry._fields import Fields
 from holdover.geometry.sizing import read_memory
 from holdover.spec.layers import LayerSpec
 from holdover.spec.memory import Kind
 from holdover.spec.residency import Full, Residency, Window
+
+
+class Common(TypedDict):
+    """What a `Geometry` has from fields of the same names in every family."""
+
+    layers: tuple[LayerSpec, ...]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    max_context_tokens: int
+    tied_embeddings: bool
+    norm_eps: float
+    stored_dtype: str | None
+
+
+def common_numbers(
+    fields: Fields, config: Mapping[str, Any], model_type: str, limit_tokens: int
+) -> Common:
+    """`config` is the whole one, of which `fields` may be a part."""
+    return Common(
+        layers=served_layers({**config, "model_type": model_type}, limit_tokens),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        max_context_tokens=limit_tokens,
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        norm_eps=fields.number("rms_norm_eps"),
+        stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
+    )
 
 
 def served_layers(config: Mapping[str, Any], limit_tokens: int) -> tuple[LayerSpec, ...]:

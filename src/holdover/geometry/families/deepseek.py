@@ -7,7 +7,7 @@ from typing import Any
 
 from holdover.errors import UnsupportedModelError
 from holdover.geometry._fields import MAX_LAYERS, Fields
-from holdover.geometry._layers import served_layers
+from holdover.geometry._layers import common_numbers
 from holdover.geometry._rope import (
     DEFAULT_THETA,
     context_limit,
@@ -62,25 +62,18 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     return Geometry(
         family="deepseek",
         architecture=MODEL_TYPES[model_type],
-        layers=served_layers({**config, "model_type": model_type}, limit_tokens),
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
+        **common_numbers(fields, config, model_type, limit_tokens),
         query_heads=query_heads,
         kv_heads=1,
         head_dim=latent.head_dim,
-        max_context_tokens=limit_tokens,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
         ropes=(rope,),
         layer_ropes=(0,) * n_layers,
-        norm_eps=fields.number("rms_norm_eps"),
         activation=fields.activation("hidden_act"),
         attention_scale=_scale(latent, rope, settings),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         latent=latent,
         experts=_experts(fields, model_type, n_layers),
-        stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdover.errors import UnsupportedModelError
 from holdover.geometry._fields import MAX_LAYERS, Fields, layer_kinds, read_heads
-from holdover.geometry._layers import served_layers
+from holdover.geometry._layers import common_numbers
 from holdover.geometry._rope import context_limit, read_rope
 from holdover.geometry.base import Geometry, Rope
 
@@ -58,18 +58,12 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     return Geometry(
         family="gemma3",
         architecture=MODEL_TYPES[model_type],
-        layers=served_layers({**config, "model_type": model_type}, limit_tokens),
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
+        **common_numbers(fields, config, model_type, limit_tokens),
         query_heads=query_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_context_tokens=limit_tokens,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
         ropes=ropes,
         layer_ropes=tuple(int(kind == "sliding_attention") for kind in kinds),
-        norm_eps=fields.number("rms_norm_eps"),
         activation=fields.activation("hidden_activation"),
         attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
         attention_softcap=_softcap(fields, "attn_logit_softcapping"),
@@ -77,7 +71,6 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         qk_norm=True,
-        stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdover.geometry._fields import MAX_LAYERS, Fields, layer_kinds, read_heads
-from holdover.geometry._layers import served_layers
+from holdover.geometry._layers import common_numbers
 from holdover.geometry._rope import DEFAULT_THETA, context_limit, read_rope, scaling_parameters
 from holdover.geometry.base import Geometry
 
@@ -50,25 +50,18 @@ def read(config: Mapping[str, Any], model_type: str) -> Geometry:
     return Geometry(
         family="llama",
         architecture=MODEL_TYPES[model_type],
-        layers=served_layers({**config, "model_type": model_type}, limit_tokens),
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
+        **common_numbers(fields, config, model_type, limit_tokens),
         query_heads=query_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_context_tokens=limit_tokens,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
         ropes=(rope,),
         layer_ropes=(0,) * n_layers,
-        norm_eps=fields.number("rms_norm_eps"),
         activation=fields.activation("hidden_act"),
         attention_scale=head_dim**-0.5,
         qkv_bias=attention_bias or model_type == "qwen2",
         output_bias=attention_bias,
         mlp_bias=model_type == "llama" and fields.flag("mlp_bias"),
         qk_norm=model_type == "qwen3",
-        stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
     )
 
 
