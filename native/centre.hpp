@@ -24,31 +24,28 @@ INLINE const float* tile_turns(const Plane& p, int position) {
   return p.centre.table + int64_t(position / TILE_TOKENS) * p.dim * TILE_CENTRES;
 }
 
-// What is stored of a key; `to` may be the row.
-INLINE void subtract_centre(const Plane& p, int head, int position, const float* row, float* to) {
+// Calls `use(d, centre, spread)` for each dim of a head's centre at a position.
+template <class Use>
+INLINE void each_centre(const Plane& p, int head, int position, Use use) {
   const float *mean = p.centre.mean + head * p.dim, *spread = p.centre.spread + head * p.dim;
   const float *cosines = tile_turns(p, position) + position % TILE_TOKENS / CENTRE_TOKENS;
   int half = p.dim / 2;
   const float* sines = cosines + half * TILE_CENTRES;
   for (int i = 0; i < half; ++i) {
     float cosine = cosines[i * TILE_CENTRES], sine = sines[i * TILE_CENTRES];
-    float first = row[i] - (mean[i] * cosine - mean[half + i] * sine);
-    float second = row[half + i] - (mean[half + i] * cosine + mean[i] * sine);
-    to[i] = first / spread[i], to[half + i] = second / spread[half + i];
+    use(i, mean[i] * cosine - mean[half + i] * sine, spread[i]);
+    use(half + i, mean[half + i] * cosine + mean[i] * sine, spread[half + i]);
   }
+}
+
+// What is stored of a key; `to` may be the row.
+INLINE void subtract_centre(const Plane& p, int head, int position, const float* row, float* to) {
+  each_centre(p, head, position, [&](int d, float centre, float spread) { to[d] = (row[d] - centre) / spread; });
 }
 
 // The inverse, in place.
 INLINE void add_centre(const Plane& p, int head, int position, float* row) {
-  const float *mean = p.centre.mean + head * p.dim, *spread = p.centre.spread + head * p.dim;
-  const float *cosines = tile_turns(p, position) + position % TILE_TOKENS / CENTRE_TOKENS;
-  int half = p.dim / 2;
-  const float* sines = cosines + half * TILE_CENTRES;
-  for (int i = 0; i < half; ++i) {
-    float cosine = cosines[i * TILE_CENTRES], sine = sines[i * TILE_CENTRES];
-    row[i] = row[i] * spread[i] + (mean[i] * cosine - mean[half + i] * sine);
-    row[half + i] = row[half + i] * spread[half + i] + (mean[half + i] * cosine + mean[i] * sine);
-  }
+  each_centre(p, head, position, [&](int d, float centre, float spread) { row[d] = row[d] * spread + centre; });
 }
 
 // By what a query row multiplies cosines and sines, to have its products with centres. Leaves the

@@ -4,32 +4,10 @@
 
 // ---- bounds -------------------------------------------------------------------------------------
 
-template <Codec C>
-INLINE void gather_row(const Plane& p, const RowAt& from, uint8_t* data) {
-  copy_units<Unit<C>::bytes>(from.data, p.data.unit_stride, data, Unit<C>::bytes, p.dim / Unit<C>::dims);
-}
-
 // One key as queries meet it, before any turn of theirs; bit for bit what codecs and centres give back.
 template <Codec C>
 INLINE void attended_key(const Plane& p, const RowAt& from, int head, int position, float* key) {
-  if constexpr (in_units<C>) {
-    alignas(64) uint8_t data[MAX_DIM * 2];
-    gather_row<C>(p, from, data);
-    if constexpr (C == Codec::bf16)
-      for (int d = 0; d < p.dim; ++d) key[d] = float_of(uint32_t(load<uint16_t>(data + 2 * d)) << 16);
-    if constexpr (C == Codec::int8) {
-      float scale = float_of(uint32_t(load<uint16_t>(from.scale)) << 16);
-      for (int d = 0; d < p.dim; ++d) key[d] = float(int8_t(data[d])) * scale;
-    }
-    if constexpr (C == Codec::int4)
-      for (int d = 0; d < p.dim; ++d) {
-        float scale = half_to_float(load<uint16_t>(from.scale + int4_group(d) * p.scale.unit_stride));
-        key[d] = float(INT4_VALUES[data[d / 2] >> d % 2 * 4 & 15]) * scale;
-      }
-    if constexpr (is_turned<C>) turn_back(key, p.dim);
-  } else {
-    decode_row<C>(from, p.dim, p.dim, key);
-  }
+  load_row<C>(p, from, key);
   if (p.centre.mean) add_centre(p, head, position, key);
 }
 
@@ -65,10 +43,7 @@ void bound_keys(const Plane& p, uint8_t* block, int block_tokens, int position) 
 
 void bound_block(uint8_t* arena, const Plane& p, const Sequences& seqs, Filled filled) {
   uint8_t* block = arena + seqs.offsets[filled.sequence * seqs.max_blocks + filled.block];
-#define ONE(name) \
-  case Codec::name: return bound_keys<Codec::name>(p, block, seqs.block_tokens, filled.block * seqs.block_tokens);
-  switch (p.codec) { EVERY_CODEC(ONE) }
-#undef ONE
+  with_codec(p, [&]<Codec C>() { bound_keys<C>(p, block, seqs.block_tokens, filled.block * seqs.block_tokens); });
 }
 
 // ---- choosing -----------------------------------------------------------------------------------

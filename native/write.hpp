@@ -1,4 +1,4 @@
-// Encoding rows into the paged cache.
+// Rows as the paged cache stores them: one row in and out, and a step's rows.
 // Included inside the namespace of an instruction set.
 
 template <int bytes>
@@ -16,6 +16,30 @@ INLINE void store_row(const Plane& p, const float* row, const RowAt& to) {
       scatter<2>(scale, p.scale, const_cast<uint8_t*>(to.scale), C == Codec::int4 ? 2 * int4_groups(p.dim) : 2);
   } else {
     encode_row<C>(row, p.dim, to);
+  }
+}
+
+// What a stored row stands for, less its centre if it has one; `row` has room for MAX_DIM.
+template <Codec C>
+INLINE void load_row(const Plane& p, const RowAt& from, float* row) {
+  if constexpr (in_units<C>) {
+    alignas(64) uint8_t data[MAX_DIM * 2];
+    copy_units<Unit<C>::bytes>(from.data, p.data.unit_stride, data, Unit<C>::bytes, p.dim / Unit<C>::dims);
+    if constexpr (C == Codec::bf16)
+      for (int d = 0; d < p.dim; ++d) row[d] = float_of(uint32_t(load<uint16_t>(data + 2 * d)) << 16);
+    if constexpr (C == Codec::int8) {
+      float scale = float_of(uint32_t(load<uint16_t>(from.scale)) << 16);
+      for (int d = 0; d < p.dim; ++d) row[d] = float(int8_t(data[d])) * scale;
+    }
+    if constexpr (C == Codec::int4) {
+      float scales[MOST_GROUPS];
+      for (int g = 0; g < int4_groups(p.dim); ++g)
+        scales[g] = half_to_float(load<uint16_t>(from.scale + g * p.scale.unit_stride));
+      for (int d = 0; d < p.dim; ++d) row[d] = float(INT4_VALUES[data[d / 2] >> d % 2 * 4 & 15]) * scales[int4_group(d)];
+    }
+    if constexpr (is_turned<C>) turn_back(row, p.dim);
+  } else {
+    decode_row<C>(from, p.dim, p.dim, row);
   }
 }
 
@@ -50,8 +74,5 @@ void write_rows(const Write& call, int token_start, int token_stop) {
 }
 
 void write(const Write& call, int token_start, int token_stop) {
-#define ONE(name) \
-  case Codec::name: return write_rows<Codec::name>(call, token_start, token_stop);
-  switch (call.plane->codec) { EVERY_CODEC(ONE) }
-#undef ONE
+  with_codec(*call.plane, [&]<Codec C>() { write_rows<C>(call, token_start, token_stop); });
 }

@@ -194,6 +194,19 @@ class Served:
             assert found[-1].cached_tokens == 0
         return found
 
+    def assert_hits_equal_cold(self, prompts: list[str], params: SamplingParams) -> None:
+        """Batched answers are those given alone, and a second turn is what it is without reuse."""
+        cold = self.alone(prompts, params)
+        assert [a.tokens for a in self.together(prompts, params)] == [a.tokens for a in cold]
+        encode = self.tokenizer.encode
+        for prompt, first in zip(prompts, cold, strict=True):
+            turn_two = (*encode(prompt), *first.tokens, *encode(" go on"))
+            warm = self.ask(turn_two, params).answer()
+            fresh = self.ask(turn_two, params, tenant="another").answer()
+            assert warm.cached_tokens == len(encode(prompt)) + len(first.tokens) - 1
+            assert fresh.cached_tokens == 0
+            assert warm.tokens == fresh.tokens
+
     def assert_nothing_held(self) -> None:
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, stats.parked) == (0, 0, 0)
@@ -293,17 +306,22 @@ def byte_tokenizer_json() -> str:
     return str(made.to_str())
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """Two layers of random Llama over bytes."""
-    folder = tmp_path_factory.mktemp("tiny-llama")
+def save_random_llama(folder: Path, n_layers: int) -> None:
+    """A small one over bytes, without a tokenizer."""
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=n_layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
         bos_token_id=None, eos_token_id=256, pad_token_id=None, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Two layers of random Llama over bytes."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    save_random_llama(folder, 2)
     return load_with_bytes(folder)
 
 

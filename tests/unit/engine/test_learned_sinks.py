@@ -20,16 +20,7 @@ LONG = replace(GREEDY, ignore_eos=True)
 @pytest.mark.parametrize(("backend", "codec"), [("native", "int8"), ("reference", "fp32")])
 def test_a_hit_equals_a_cold_run(oss: Loaded, serve: Serve, backend: str, codec: str) -> None:
     served = serve(oss, backend=backend, codec=codec, step_tokens=16)
-    cold = served.alone(PROMPTS, LONG)
-    assert [a.tokens for a in served.together(PROMPTS, LONG)] == [a.tokens for a in cold]
-    encode = oss.tokenizer.encode
-    for prompt, first in zip(PROMPTS, cold, strict=True):
-        turn_two = (*encode(prompt), *first.tokens, *encode(" go on"))
-        warm = served.ask(turn_two, LONG).answer()
-        fresh = served.ask(turn_two, LONG, tenant="another").answer()
-        assert warm.cached_tokens == len(encode(prompt)) + len(first.tokens) - 1
-        assert fresh.cached_tokens == 0
-        assert warm.tokens == fresh.tokens
+    served.assert_hits_equal_cold(PROMPTS, LONG)
 
 
 def test_what_is_planned_is_allocated(oss: Loaded) -> None:

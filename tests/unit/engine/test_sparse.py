@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdover.cache.arena import HostArena
 from holdover.config import Config
@@ -24,7 +23,7 @@ from holdover.models._native import load_native
 from holdover.spec.residency import Window
 from holdover.spec.sparse import BOUNDS
 
-from .conftest import byte_tokenizer_json
+from .conftest import byte_tokenizer_json, save_random_llama
 
 PROMPT_TOKENS, ANSWER_TOKENS, BLOCK_TOKENS, BLOCKS = 150, 40, 8, 8
 
@@ -33,13 +32,7 @@ PROMPT_TOKENS, ANSWER_TOKENS, BLOCK_TOKENS, BLOCKS = 150, 40, 8, 8
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four layers of random Llama over bytes."""
     path = tmp_path_factory.mktemp("four-layers")
-    torch.manual_seed(1)
-    made = LlamaConfig(
-        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
-        bos_token_id=None, eos_token_id=256, pad_token_id=None, initializer_range=0.2,
-    )  # fmt: skip
-    LlamaForCausalLM(made).save_pretrained(path)
+    save_random_llama(path, 4)
     (path / "tokenizer.json").write_text(byte_tokenizer_json())
     return path
 
