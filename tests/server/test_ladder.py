@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holdover.bench.ladder import Held, conversations_that_fit, serve_command
+from holdover.bench.ladder import Held, conversations_that_fit, measure_ladder, serve_command
+from holdover.bench.measure import Settings
 from holdover.bench.techniques import Ladder
 from holdover.cli.app import build_app
 from holdover.config import Config
@@ -61,7 +62,15 @@ def test_numbers_that_cannot_work_are_said_before_a_server_starts() -> None:
     with pytest.raises(ConfigError, match="--users: 0"):
         Ladder(users=0)
     with pytest.raises(ConfigError, match="--kv-memory: 'lots'"):
-        Ladder(kv_memory="lots").steps("/x")
+        measure_ladder(Ladder(kv_memory="lots"), Settings())
+
+
+def test_a_later_step_that_cannot_serve_is_said_before_the_first_server_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdover.bench.ladder.serving", lambda *_: pytest.fail("started"))
+    with pytest.raises(ConfigError, match="--window"):
+        measure_ladder(Ladder(window=9000), Settings())
 
 
 @pytest.mark.slow

@@ -79,7 +79,9 @@ def measure_ladder(
         steps = ladder.steps(folder)
         total = len(steps) * (settings.warm_up + repeats * chat.n_requests)
         climb = _Climb(chat, settings, repeats, counter(on_request, total))
-        rungs = [climb.rung(name, asked) for name, asked in steps]
+        # What one cannot serve is said before the first is started.
+        planned = [plan_serving(Config(**asked)) for _, asked in steps]
+        rungs = [climb.rung(*step, plan) for step, plan in zip(steps, planned, strict=True)]
     return [replace(rung, command=rung.command.replace(folder, "/path")) for rung in rungs]
 
 
@@ -92,11 +94,10 @@ class _Climb:
     repeats: int
     count: Callable[[], None]
 
-    def rung(self, name: str, asked: Mapping[str, Any]) -> Rung:
+    def rung(self, name: str, asked: Mapping[str, Any], planned: Planned) -> Rung:
         command = serve_command(asked, [sys.executable, "-m", "holdover"]) + " --port {port}"
         with serving(command, "http://127.0.0.1:{port}/health", {}, START_LIMIT_S) as server:
             measured, held = run_loop(self._drive(Target(server.url, name=name)))
-        planned = plan_serving(Config(**asked))
         quality = planned.plan.subject.quality
         longest = max((sample.prompt_tokens or 0 for sample in measured.samples), default=0)
         return Rung(

@@ -34,6 +34,7 @@ from holdover.quality.recall import FACTS, Probe, Recalled, make_probe, recalled
 from holdover.quality.text import Text, text_of
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
+from holdover.spec.sparse import Sparse
 from holdover.text.tokenizer import load_tokenizer
 from holdover.units import ceil_div
 from holdover.weights import Checkpoint
@@ -208,6 +209,8 @@ class _Run:
         exact = replace(config, kv=config.dtype, window=None, sinks=None, sparse_blocks=None)
         if config.window is not None:
             _demand_forgetting(config, procedure)
+        if config.sparse_blocks is not None:
+            _demand_leaving_out(Sparse(config.sparse_blocks), longest, config.block_tokens)
         others = [c for c in (replace(config, kv=choice) for choice in choices) if c != exact]
         plain = replace(config, kv=config.dtype)
         if config.window is not None and plain not in others:
@@ -281,6 +284,15 @@ def _demand_forgetting(config: Config, procedure: Procedure) -> None:
             "--window",
             f"{config.window} tokens hold all of a chunk of {procedure.context}; give --window "
             f"{procedure.context - 1} or less, or a longer --context",
+        )
+
+
+def _demand_leaving_out(sparse: Sparse, longest_tokens: int, block_tokens: int) -> None:
+    if sparse.read_tokens(longest_tokens, block_tokens) == longest_tokens:
+        raise ConfigError(
+            "--sparse-blocks",
+            f"{sparse.read_blocks} blocks of {block_tokens} tokens, the first and the latest among "
+            f"them, are all of {longest_tokens}; give fewer, or a longer --context",
         )
 
 
