@@ -44,6 +44,7 @@ class Engine:
     model: str | None = None
     ours: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    leave_out: Sequence[str] = ()  # fields that it refuses
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -104,9 +105,8 @@ def sit(
 def _measure_one(
     engine: Engine, server: Server, number: int, workload: str, asked: argparse.Namespace
 ) -> Measured:
-    target = Target(
-        server.url, engine.model, timeout_s=asked.timeout_s, extra_body=engine.extra_body
-    )
+    fields = {**engine.extra_body, **dict.fromkeys(engine.leave_out)}
+    target = Target(server.url, engine.model, timeout_s=asked.timeout_s, extra_body=fields)
     start_s, before_s = time.monotonic(), busy_s() - server.cpu_s() - time.process_time()
     figures: dict[str, tuple[float, ...]] = {}
     error = ""

@@ -22,7 +22,7 @@ class Target:
     ignore_eos: bool = True  # answers of exactly the tokens asked for; not part of OpenAI's API
     timeout_s: float = 300.0  # longest silence of a stream
     retries: int = 0  # of a request that a busy server refuses
-    extra_body: Mapping[str, Any] = field(default_factory=dict)  # sent with every request
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # of every request; None leaves out
     name: str = "server"
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Target:
         self, messages: Sequence[Mapping[str, str]], output_tokens: int, model: str, seed: int
     ) -> dict[str, Any]:
         """A streamed chat request whose answer is the model's likeliest."""
-        return {
+        fields = {
             "model": model,
             "messages": list(messages),
             "max_tokens": output_tokens,
@@ -65,6 +65,7 @@ class Target:
             **({"ignore_eos": True} if self.ignore_eos else {}),
             **self.extra_body,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def named_url(text: str, flag: str) -> tuple[str, str]:

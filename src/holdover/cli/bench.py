@@ -67,7 +67,9 @@ IgnoreEos = Annotated[
 ]
 ExtraBody = Annotated[
     str | None,
-    typer.Option(metavar="<json>", help="""Fields for every request, as '{"top_k": 1}'."""),
+    typer.Option(
+        metavar="<json>", help="""Fields for every request, as '{"top_k": 1}'; null leaves one out."""
+    ),
 ]
 TimeoutS = Annotated[float, typer.Option(help="Longest silence of a stream, in seconds.")]
 Retries = Annotated[
