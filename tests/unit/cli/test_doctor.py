@@ -16,8 +16,12 @@ from holdover.cache.tiers import disk
 from holdover.cache.tiers._open import open_tiers, parse_tiers
 from holdover.cache.tiers.base import Transcoder
 from holdover.cli.app import build_app
+from holdover.codecs.base import uniform
 from holdover.kernels._transcoding import transcoder
+from holdover.spec.groups import CacheSpec
+from holdover.spec.layers import LayerSpec, attention_planes
 from holdover.spec.layout import CacheLayout
+from holdover.spec.residency import Full
 
 
 def transcoder_to(stored: CacheLayout) -> Transcoder:
@@ -32,7 +36,7 @@ def doctor(*tiers: str) -> tuple[int, str]:
 def fill(folder: Path, key: str = "") -> list[Path]:
     """A directory with blocks of some model; its segments."""
     [spec] = parse_tiers([f"disk:{folder}:8MiB{key}"])
-    layout = small_layout()
+    layout = selftest.small_layout()
     tier = open_tiers([spec], layout, b"some model", transcoder_to)[0]
     server = selftest._Server(tier, b"some model", b"salt")
     server.compute(selftest.PROMPT, "tenant")
@@ -55,7 +59,14 @@ def test_tiers_in_order(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_encrypted_blocks_are_checked_without_their_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_encrypted_blocks_are_checked_without_their_key(
+    head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 512 bytes, and of a whole page, which a tag does not fit into."""
+    layers = (LayerSpec(attention_planes(1, head_dim), Full()),)
+    layout = CacheLayout.of(CacheSpec.of(layers, selftest.BLOCK_TOKENS), uniform("fp32"))
+    monkeypatch.setattr(selftest, "small_layout", lambda: layout)
     key = tmp_path / "key"
     key.write_bytes(os.urandom(32))
     key.chmod(0o600)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ class Format:
     record_bytes: int
     block_tokens: int
     fingerprint: bytes
-    key: bytes | None = None  # of the key file: its records are sealed
+    key: bytes | None = None  # of the key file
+    is_sealed: bool = False  # its slots hold tags, whether or not the key is at hand
 
     @classmethod
     def of(
@@ -64,11 +65,11 @@ class Format:
         """With another key the records are another's: never opened, so never an error."""
         mark = derive(key, b"", b"holdover fingerprint") if key is not None else b""
         fingerprint = hashlib.blake2b(identity, digest_size=FINGERPRINT_BYTES, key=mark).digest()
-        return cls(group, record_bytes, block_tokens, fingerprint, key)
+        return cls(group, record_bytes, block_tokens, fingerprint, key, key is not None)
 
     @property
     def payload_bytes(self) -> int:
-        return self.record_bytes + (TAG_BYTES if self.key is not None else 0)
+        return self.record_bytes + (TAG_BYTES if self.is_sealed else 0)
 
     @property
     def slot_bytes(self) -> int:
@@ -159,8 +160,12 @@ class SegmentFormat:
         if not cls.is_header(header):
             raise DamagedError("its header's checksum differs")
         body = header[: _HEADER.size]
-        _, _, group, fingerprint, _, record_bytes, _, _, block_tokens, _ = _HEADER.unpack(body)
+        _, _, group, fingerprint, _, record_bytes, slot_bytes, _, block_tokens, _ = (
+            _HEADER.unpack(body)
+        )
         shape = Format(group, record_bytes, block_tokens, fingerprint)
+        if slot_bytes != shape.slot_bytes:  # blocks of whole pages: a tag takes one more
+            shape = replace(shape, is_sealed=True)
         return cls.read(header, file_bytes, shape)
 
     @classmethod
