@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value of every round")
     asked = parser.parse_args()
     engines = read_engines(asked.description, asked.engines)
+    for name in asked.workloads:  # before an engine is started for it
+        named_workload(name)
     sat: list[Sitting] = []
     done: list[Measured] = []
     facts = run_facts(sys.argv[1:], "benchmarks/peers.py")

@@ -221,7 +221,12 @@ def test_a_plan_beyond_the_machine_is_warned_of_with_the_number_that_fits() -> N
     assert text.endswith("--kv-memory 11MiB would fit")
     assert not plan_warnings(solve_small(one_group(), KvBudget(11 * 2**20)), machine, "--kv-memory")
     (text,) = plan_warnings(plan, replace(machine, available_bytes=100_000), "--kv-memory")
+    assert text.endswith("take a smaller model")
     assert "No budget would work here" in text
+    parts = replace(plan.parts, tiers_bytes=2**30)
+    tiered = replace(plan, parts=parts, memory_bytes=plan.memory_bytes + 2**30)
+    (text,) = plan_warnings(tiered, machine, "--kv-memory")
+    assert "1.0 GiB of that --tiers; free memory or give smaller --tiers" in text
 
 
 def test_a_context_too_short_for_a_chat_is_warned_of_with_what_would_do() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdover.config import at_least_one, flag
 from holdover.errors import ConfigError
@@ -71,6 +71,13 @@ def rates(text: str | None) -> list[float]:
         if not 0 < rate < math.inf:
             raise ConfigError("--rate", f"{rate} is not above 0")
     return found
+
+
+def either_streams_or_rate(workload: Any) -> None:
+    """Raises ConfigError where a rate was given, and streams that it would leave unused."""
+    [default] = (item.default for item in fields(workload) if item.name == "streams")
+    if workload.rate is not None and workload.streams != default:
+        raise ConfigError("--streams", "give either --streams or --rate, not both")
 
 
 def check_numbers(workload: object, names: Sequence[str] | None = None) -> None:

@@ -13,7 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdover.bench.conversations import Conversations
-from holdover.bench.workload import FEW_TOKENS, Part, Workload, check_numbers, numbers, rates
+from holdover.bench.workload import (
+    FEW_TOKENS,
+    Part,
+    Workload,
+    check_numbers,
+    either_streams_or_rate,
+    numbers,
+    rates,
+)
 from holdover.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,6 +156,7 @@ class Concurrent:
         check_numbers(self)
         numbers(self.streams, "streams")
         rates(self.rate)
+        either_streams_or_rate(self)
 
     @property
     def x_label(self) -> str:
@@ -217,6 +226,7 @@ class Rag:
     def __post_init__(self) -> None:
         check_numbers(self)
         rates(None if self.rate is None else str(self.rate))
+        either_streams_or_rate(self)
         if self.per_request > self.documents:
             raise ConfigError(
                 "--per-request", f"{self.per_request} is more than --documents {self.documents}"

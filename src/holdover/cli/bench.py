@@ -256,6 +256,8 @@ def _report(
 
 def _targets(target: Target, url: str, against: list[str]) -> list[Target]:
     """The first has the key and the model that were given."""
+    if "=" not in url and not url.startswith("http"):
+        raise ConfigError("--url", f"{url!r} does not say how; write it as http://{url}")
     own = named_url(url, "--url") if not url.startswith("http") else (_TARGET.name, url)
     found = [replace(target, name=own[0], url=own[1])]
     for text in against:

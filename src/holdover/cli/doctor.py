@@ -30,8 +30,8 @@ def register(app: typer.Typer) -> None:
         """Test tiers: are tenants apart, and a folder in order?
 
         Permissions, checksums and size are those of a disk tier's folder. Blocks of a test lie in
-        a folder of their own, next to what is there; nothing else is written. Exit code 1 where
-        something is wrong.
+        a folder of their own, next to what is there; nothing else is written, but that a folder
+        that is not there is made. Exit code 1 where something is wrong.
         """
         from holdover.cache.tiers._open import parse_tiers
 

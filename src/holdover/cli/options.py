@@ -218,7 +218,8 @@ def _values(name: str) -> tuple[str | None, str]:
     if name == "reservation":
         return f"[{'|'.join(RESERVATIONS)}]", ""
     if name in _PACKAGES:
-        return f"[{'|'.join(plugin_names(_PACKAGES[name]))}]", ""
+        chosen = ["auto"] if name == "backend" else []
+        return f"[{'|'.join([*chosen, *plugin_names(_PACKAGES[name])])}]", ""
     return _METAVARS.get(name), ""
 
 

@@ -30,9 +30,10 @@ def register(app: typer.Typer) -> None:
         are read.
 
         A model that can be served, with its weights at hand, gets the plan of a server, with
-        --window and --sinks too. Every other model, and any question that --context, --users,
-        --gpu, --gpus, --headroom, --weights, --shared-prefix, --offload, --goal, --lengths,
-        --engine, --assume, --mtp, --csv or --html asks, gets the sizing plan: bytes per token and
-        conversation, and what fits on a device.
+        --window and --sinks too, and --weights of a type that it loads (fp32, bf16, int8). Every
+        other model, and any question that --context, --users, --gpu, --gpus, --headroom, other
+        --weights, --shared-prefix, --offload, --goal, --lengths, --engine, --assume, --mtp, --csv
+        or --html asks, gets the sizing plan: bytes per token and conversation, and what fits on a
+        device.
         """
         run_plan(settings, asked, json, fields)

@@ -21,7 +21,10 @@ from holdover.plan.sizing.question import BUILT_IN, Question
 from holdover.plan.sizing.text import one_line
 
 # Settings that mean something to a server only.
-_SERVING_FIELDS = ("kv_memory", "dtype", "backend", "max_sequences", "max_context", "sparse_blocks")
+_SERVING_FIELDS = (
+    "kv_memory", "dtype", "backend", "threads", "max_sequences", "max_context", "tiers",
+    "sparse_blocks",
+)  # fmt: skip
 
 
 def quick_plan(arguments: Sequence[str]) -> bool:
@@ -147,7 +150,7 @@ def _serving_flags(config: Config, with_fields: bool) -> list[str]:
     changed = [
         flag(field.name)
         for field in fields(Config)
-        if field.name in _SERVING_FIELDS and getattr(config, field.name) != field.default
+        if field.name in _SERVING_FIELDS and getattr(config, field.name) not in (field.default, [])
     ]
     return ["--fields", *changed] if with_fields else changed
 

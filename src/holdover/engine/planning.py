@@ -269,8 +269,9 @@ def _reservation(config: Config, plan: ServingPlan) -> str:
             f"--reservation contiguous: the budget has no room for {context_tokens} tokens of "
             f"every layer at once; give --max-context {whole} or less, or more memory"
         )
+    held = "1 conversation" if fit == 1 else f"{fit} conversations, each"
     return (
-        f"--reservation contiguous holds {fit} conversations, each with room for {context_tokens} "
+        f"--reservation contiguous holds {held} with room for {context_tokens} "
         "tokens, and reuses no prefix; it is there to be compared with"
     )
 

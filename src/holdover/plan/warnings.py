@@ -34,7 +34,10 @@ def _beyond_the_machine(plan: ServingPlan, machine: Machine, budget_flag: str) -
     least = replace(plan.limits, max_context_tokens=least_tokens)
     if room_bytes < arena_needed_bytes(plan.layout, least):
         beside = f"{format_bytes(parts_bytes)} of it is not KV cache"
-        return f"{text}No budget would work here: {beside}; free memory or take a smaller model"
+        tiers_bytes = plan.parts.tiers_bytes
+        tiers = f", {format_bytes(tiers_bytes)} of that --tiers" if tiers_bytes else ""
+        remedy = "take a smaller model" if not tiers_bytes else "give smaller --tiers"
+        return f"{text}No budget would work here: {beside}{tiers}; free memory or {remedy}"
     fitting_bytes = room_bytes if budget_flag == "--kv-memory" else machine.available_bytes
     return f"{text}{budget_flag} {fitting_bytes // _MIB}MiB would fit"
 

@@ -31,7 +31,7 @@ from holdover.models.base import Model, load_model
 from holdover.quality.divergence import Divergence, Figures
 from holdover.quality.forced import ForcedCache
 from holdover.quality.recall import FACTS, Probe, Recalled, make_probe, recalled
-from holdover.quality.text import Text, text_of
+from holdover.quality.text import LEAST_CONTEXT_TOKENS, Text, text_of
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.sparse import Sparse
@@ -60,8 +60,10 @@ class Procedure:
 
     def __post_init__(self) -> None:
         at_least_one("chunks", self.chunks)
-        if self.context < 4:
-            raise ConfigError("--context", f"{self.context} is too small; the least is 4")
+        if self.context < LEAST_CONTEXT_TOKENS:
+            raise ConfigError(
+                "--context", f"{self.context} is too small; the least is {LEAST_CONTEXT_TOKENS}"
+            )
         if self.recall < 0:
             raise ConfigError("--recall", f"{self.recall} is less than 0, which leaves it out")
 

@@ -15,6 +15,7 @@ from holdover.errors import ConfigError
 from holdover.files import reading
 from holdover.text.tokenizer import Tokenizer
 
+LEAST_CONTEXT_TOKENS = 4  # two halves, of which one is scored less its last token
 _CHARACTERS_PER_TOKEN = 8  # read of the built-in text; English has 4
 
 
@@ -44,7 +45,11 @@ class Text:
 
 def _what_fits(n_tokens: int, context_tokens: int) -> str:
     chunks = n_tokens // context_tokens
-    return f"give --chunks {chunks}" if chunks else f"give --context {n_tokens} --chunks 1"
+    if chunks:
+        return f"give --chunks {chunks}"
+    if n_tokens < LEAST_CONTEXT_TOKENS:
+        return f"give a text of {LEAST_CONTEXT_TOKENS} or more"
+    return f"give --context {n_tokens} --chunks 1"
 
 
 def text_of(file: str | None, n_tokens: int) -> Text:

@@ -163,10 +163,13 @@ def _several(texts: Iterable[str]) -> list[str]:
 
 def _tiers(texts: Iterable[str]) -> tuple[TierSpec, ...]:
     """No folder is touched, and a disk tier need not name one."""
-    named = [
-        text.replace(":", ":.:", 1) if text.startswith("disk:") and text.count(":") == 1 else text
-        for text in texts
-    ]
+    named = []
+    for text in texts:
+        kind, *rest = text.split(":")
+        if kind == "disk" and len(rest) == 1:
+            parse_bytes(rest[0], "--tiers")  # first: an error would show the folder put in
+            text = f"disk:.:{rest[0]}"
+        named.append(text)
     return parse_tiers(named)
 
 

@@ -103,7 +103,7 @@ def test_help_is_whole_at_80_columns_and_lists_what_may_be_given() -> None:
     text = " ".join(help_of("serve").split())
     for values in (
         "[auto|fp32|bf16]",
-        f"[{'|'.join(plugin_names('holdover.kernels'))}]",
+        f"[{'|'.join(['auto', *plugin_names('holdover.kernels')])}]",
         f"[{'|'.join(plugin_names('holdover.cache.eviction'))}]",
         f"One of {', '.join(codec_names())}.",
         "--api-key <key>",

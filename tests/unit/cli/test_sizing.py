@@ -123,6 +123,8 @@ def test_tensor_parallel_ranks_repeat_heads(config_path: Path) -> None:
         (("--context", "9", "--kv-memory", "1GiB"), "--kv-memory"),
         (("--context", "9", "--dtype", "fp32"), "--dtype"),
         (("--context", "9", "--fields"), "--fields"),
+        (("--context", "9", "--threads", "2"), "--threads"),
+        (("--context", "9", "--tiers", "ram:1GiB"), "--tiers"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_flag(

@@ -135,7 +135,7 @@ def test_the_size_of_blocks_changes_little() -> None:
         ((CHATS, "--memory", "8GiB", "--kv-memory", "1GiB"), "not both"),
         ((CHATS, "--gpu", "abacus"), "--gpu: no accelerator 'abacus'"),
         ((CHATS, "--decode-ms", "0"), "--decode-ms: 0.0 is not above 0"),
-        ((CHATS, "--tiers", "disk:x"), "disk:.:x: 'x' is not a size"),
+        ((CHATS, "--tiers", "disk:x"), "--tiers: 'x' is not a size"),
         ((CHATS, "--ram-bandwidth", "fast"), "--ram-bandwidth: 'fast' is not a size"),
         ((CHATS, "--eviction", "mru"), "--eviction: there is no 'mru'"),
         ((CHATS, "--max-sequences", "600"), "--step-tokens: 512 is less than --max-sequences 600"),

@@ -160,8 +160,8 @@ class SegmentFormat:
         if not cls.is_header(header):
             raise DamagedError("its header's checksum differs")
         body = header[: _HEADER.size]
-        _, _, group, fingerprint, _, record_bytes, slot_bytes, _, block_tokens, _ = (
-            _HEADER.unpack(body)
+        _, _, group, fingerprint, _, record_bytes, slot_bytes, _, block_tokens, _ = _HEADER.unpack(
+            body
         )
         shape = Format(group, record_bytes, block_tokens, fingerprint)
         if slot_bytes != shape.slot_bytes:  # blocks of whole pages: a tag takes one more
