@@ -67,6 +67,12 @@ def register(app: typer.Typer) -> None:
             engine, engine.tokenizer, planned.layout, context_tokens, params, system
         )
         try:
+            if engine.tokenizer.chat_template is None:
+                raise ConfigError(
+                    "model",
+                    f"{planned.model_name} has no chat template, it only goes on with text; "
+                    "`holdover serve` does that at /v1/completions",
+                )
             talk(session)
         finally:
             engine.shutdown(0.0)

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from holdover.cli.app import build_app
 from holdover.cli.chat import talk as _talk
 from holdover.cli.conversation import ChatSession
 from holdover.codecs.base import uniform
@@ -283,3 +285,11 @@ def test_what_ctrl_c_does_in_a_terminal() -> None:
     finally:
         terminal.process.kill()
         os.close(terminal.control)
+
+
+@pytest.mark.slow
+def test_a_model_without_template_is_refused_before_anything_is_typed() -> None:
+    arguments = ["chat", "gemma3-270m", "--kv-memory", "16MiB", "--threads", "1"]
+    done = CliRunner().invoke(build_app(), arguments, input="")
+    assert done.exit_code == 2
+    assert "model: gemma3-270m has no chat template" in done.stderr
