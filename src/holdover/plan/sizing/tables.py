@@ -278,7 +278,7 @@ def _goal(report: Report) -> Iterator[str]:
     else:
         yield "  no single change makes it fit"
     if goal["combination"]:
-        yield f"  the cheapest combination, {goal['combination_points']} points"
+        yield f"  the cheapest combination of two or more, {goal['combination_points']} points"
         for change in goal["combination"]:
             yield from _change(change)
         yield f"    leaves {size(goal['combination'][-1]['margin_bytes'])}"
