@@ -55,7 +55,7 @@ constexpr int AHEAD_BLOCKS = 8;        // that are fetched before their use: the
 // What a head's query multiplies the least and the most of each dim by, to have the scores that it
 // expects. In each 2 * LANES the even ones come first.
 INLINE void load_edge_query(const Choose& c, int token, int query_head, float* weights) {
-  alignas(64) float edges[2 * MAX_DIM];
+  alignas(64) float edges[2 * MAX_DIM + EDGE_STEP];
   int dim = c.shape.dim;
   int64_t at = token * c.query.token_stride + query_head * c.query.head_stride;
   for (int d = 0; d < dim; ++d) {
@@ -65,25 +65,37 @@ INLINE void load_edge_query(const Choose& c, int token, int query_head, float* w
     float beyond = magnitude(q) * c.few.reach;
     edges[d] = (q - beyond) * 0.5f, edges[dim + d] = (q + beyond) * 0.5f;
   }
+  for (int i = 0; i < EDGE_STEP; ++i) edges[2 * dim + i] = 0;
   for (int i = 0; i < 2 * dim; i += EDGE_STEP)
-    for (int lane = 0; lane < EDGE_STEP; ++lane)
-      weights[i + lane % 2 * LANES + lane / 2] = i + lane < 2 * dim ? edges[i + lane] : 0;
+    for (int lane = 0; lane < LANES; ++lane) {
+      weights[i + lane] = edges[i + 2 * lane];
+      weights[i + LANES + lane] = edges[i + 2 * lane + 1];
+    }
 }
 
-// Of R heads and one block.
-template <int R>
-INLINE void edge_products(const uint8_t* edges, int n, const float* weights, int64_t stride, F* products) {
-  F even[R] = {}, odd[R] = {};
-  for (int i = 0; i < n; i += EDGE_STEP) {
-    I x = {};
-    if (i + EDGE_STEP <= n) x = load<I>(edges + 2 * i);
-    else __builtin_memcpy(&x, edges + 2 * i, 2 * (n - i));
-    for (int r = 0; r < R; ++r) {
-      even[r] = fma((F)(x << 16), load<F>(weights + r * stride + i), even[r]);
-      odd[r] = fma((F)(x & (int32_t)0xffff0000), load<F>(weights + r * stride + i + LANES), odd[r]);
-    }
-  }
-  for (int r = 0; r < R; ++r) products[r] = even[r] + odd[r];
+// Of R heads and B blocks; each sum is the same whatever blocks are beside it.
+template <int R, int B>
+INLINE void edge_products(const uint8_t* const* edges, int n, const float* weights, int64_t stride, F (*products)[R]) {
+  F sums[B][R] = {};
+  auto step = [&](int i, auto bits_of_block) {
+    F even[R], odd[R];
+    for (int r = 0; r < R; ++r) even[r] = load<F>(weights + r * stride + i);
+    for (int b = 0; b < B; ++b)
+      for (int r = 0; r < R; ++r) sums[b][r] = fma((F)(bits_of_block(b) << 16), even[r], sums[b][r]);
+    for (int r = 0; r < R; ++r) odd[r] = load<F>(weights + r * stride + i + LANES);
+    for (int b = 0; b < B; ++b)
+      for (int r = 0; r < R; ++r) sums[b][r] = fma((F)(bits_of_block(b) & (int32_t)0xffff0000), odd[r], sums[b][r]);
+  };
+  int i = 0;
+  for (; i + EDGE_STEP <= n; i += EDGE_STEP) step(i, [&](int b) { return load<I>(edges[b] + 2 * i); });
+  if (i < n)
+    step(i, [&](int b) {
+      I x = {};
+      __builtin_memcpy(&x, edges[b] + 2 * i, 2 * (n - i));
+      return x;
+    });
+  for (int b = 0; b < B; ++b)
+    for (int r = 0; r < R; ++r) products[b][r] = sums[b][r];
 }
 
 // Floats as integers of the same order.
@@ -113,15 +125,19 @@ INLINE int32_t threshold(const int32_t* values, int n, int wanted) {
   return least;
 }
 
-// Adds to each candidate's promise its share of a head's softmax over `n`, a multiple of LANES.
-INLINE void add_shares(const float* scores, int n, float* promises, bool first) {
+// Adds to each candidate's promise its share of a head's softmax over `n`, a multiple of LANES. The scores are used up.
+INLINE void add_shares(float* scores, int n, float* promises, bool first) {
   F most = set1(LEAST), total = {};
   for (int i = 0; i < n; i += LANES) most = larger(load<F>(scores + i), most);
   F from = set1(largest(most));
-  for (int i = 0; i < n; i += LANES) total += exp(load<F>(scores + i) - from);
+  for (int i = 0; i < n; i += LANES) {
+    F weight = weight_of(load<F>(scores + i) - from);
+    total += weight;
+    store(scores + i, weight);
+  }
   F part = set1(1.0f / sum(total));
   for (int i = 0; i < n; i += LANES) {
-    F share = exp(load<F>(scores + i) - from) * part;
+    F share = load<F>(scores + i) * part;
     store(promises + i, first ? share : load<F>(promises + i) + share);
   }
 }
@@ -145,28 +161,41 @@ void pick_blocks(const Choose& c, const FewQuery& query, float* scores, int64_t*
     starts[at++] = block * seqs.block_tokens;
   };
   for (int block = 0; block < first; ++block) take(block);
-  for (int i = 0; i < n; ++i)
-    if (promises[i] > least || (promises[i] == least && equal-- > 0)) take(first + i);
+  // Without branches, which nobody can foresee; the place after the last is one of the latest blocks'.
+  for (int i = 0; i < n; ++i) {
+    bool is_equal = promises[i] == least, is_read = (promises[i] > least) | (is_equal & (equal > 0));
+    equal -= is_equal;
+    take(first + i);
+    at -= !is_read;
+  }
   for (int block = stop; block < query.n_blocks; ++block) take(block);
 }
 
-// Scores of R query heads that share a KV head, from one piece's blocks.
+INLINE void fetch(const uint8_t* from, int n_bytes) {
+  for (int byte = 0; byte < n_bytes; byte += 64) __builtin_prefetch(from + byte);
+}
+
+// Scores of R query heads that share a KV head, from one piece's blocks; `edges` lie so far into a block, and
+// those that are met next, `next`.
 template <int R>
-INLINE void expect_scores(const Choose& c, const Piece& piece, const int64_t* blocks, int64_t edges, const float* weights,
-                          int64_t stride, float* scores) {
+INLINE void expect_scores(const Choose& c, const Piece& piece, const int64_t* blocks, int64_t edges, int64_t next,
+                          const float* weights, int64_t stride, float* scores) {
+  constexpr int B = LANES == 16 || R < 3 ? 4 : R == 3 ? 3 : 2;  // so that sums stay in registers
   int n_edges = 2 * c.keys->dim;
-  const uint8_t* at = c.arena + edges;
-  for (int block = piece.start; block < piece.stop; block += 4) {
-    F products[4][R] = {};
-    int n = piece.stop - block < 4 ? piece.stop - block : 4;
-    for (int i = 0; i < n; ++i) {
-      if (block + i + AHEAD_BLOCKS < piece.stop)
-        for (int byte = 0; byte < 2 * n_edges; byte += 64)
-          __builtin_prefetch(at + blocks[block + i + AHEAD_BLOCKS] + byte);
-      edge_products<R>(at + blocks[block + i], n_edges, weights, stride, products[i]);
+  for (int block = piece.start; block < piece.stop; block += B) {
+    F products[B][R];
+    const uint8_t* at[B];
+    int n = piece.stop - block < B ? piece.stop - block : B;
+    for (int i = 0; i < B; ++i) {
+      at[i] = c.arena + edges + blocks[block + (i < n ? i : 0)];
+      int ahead = block + i + AHEAD_BLOCKS;
+      if (ahead < piece.stop) fetch(c.arena + edges + blocks[ahead], 2 * n_edges);
+      else if (ahead - piece.stop + piece.start < piece.stop)
+        fetch(c.arena + next + blocks[ahead - piece.stop + piece.start], 2 * n_edges);
     }
+    edge_products<R, B>(at, n_edges, weights, stride, products);
     for (int r = 0; r < R; ++r) {
-      F4 four = sums(products[0][r], products[1][r], products[2][r], products[3][r]);
+      F4 four = sums(products[0][r], products[1][r], products[B > 2 ? 2 : 0][r], products[B > 3 ? 3 : 0][r]);
       for (int i = 0; i < n; ++i) scores[r * c.most_candidates + block + i - c.few.sinks] = four[i];
     }
   }
@@ -182,11 +211,14 @@ void choose(const Choose& c, int piece_index) {
   alignas(64) float weights[EDGE_ROWS * stride];
   int heads = c.shape.kv_heads, shared = c.shape.shared;
   float* all = c.scores + int64_t(piece.query) * heads * shared * c.most_candidates;
+  auto edges_of = [&](int head) { return p.bounds.offset + head * p.bounds.head_stride; };
+  for (int block = piece.start; block < piece.stop && block < piece.start + AHEAD_BLOCKS; ++block)
+    fetch(c.arena + edges_of(0) + blocks[block], 4 * p.dim);
   for (int head = 0; head < heads; ++head)
     by_rows<EDGE_ROWS>(shared, [&]<int R>(int row) {
-      int query_head = head * shared + row;
+      int query_head = head * shared + row, next = row + R < shared || head + 1 == heads ? head : head + 1;
       for (int r = 0; r < R; ++r) load_edge_query(c, query.token, query_head + r, weights + r * stride);
-      expect_scores<R>(c, piece, blocks, p.bounds.offset + head * p.bounds.head_stride, weights, stride,
+      expect_scores<R>(c, piece, blocks, edges_of(head), edges_of(next), weights, stride,
                        all + query_head * c.most_candidates);
     });
   if (__atomic_add_fetch(c.finished + piece.query, 1, __ATOMIC_ACQ_REL) < query.n_pieces) return;
