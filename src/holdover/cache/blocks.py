@@ -37,6 +37,9 @@ class Entry:
     tokens: bytes
     blocks: list[Block | None]
     start_tokens: int = 0
+    # Others after the same parent: what came to be kept before and after it.
+    older: Entry | None = None
+    newer: Entry | None = None
 
     @property
     def n_tokens(self) -> int:

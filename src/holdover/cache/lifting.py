@@ -72,19 +72,18 @@ class Lifts:
         deadline_s = self._mover.deadline_s(decision)
         lift = Lift(reach.n_tokens, n_matched, decision, deadline_s, n_to_come)
         self.under_way[lift] = None
-        for block in reach.blocks:
-            self._room.ref(block)
-            lift.held.append(block)
+        self._room.ref(reach.blocks)
+        lift.held += reach.blocks
         for record in reach.records:
             if record in coming:
                 ticket, block = coming[record]
-                self._room.ref(block)
+                self._room.ref([block])
             else:
                 asked = self._mover.load(record)
                 if asked is None:
                     lift.problem = "tiers take no more loads"
                     break
-                ticket, block = asked, self._room.allocate(record.group)
+                ticket, block = asked, self._room.allocate(record.group, 1)[0]
             lift.held.append(block)
             lift.targets[ticket] = (block, record)
         if not lift.targets:
@@ -143,8 +142,7 @@ class Lifts:
         lift.ended = True
         del self.under_way[lift]
         lift.targets.clear()
-        for block in reversed(lift.held):  # tails are evicted before what they stand on
-            self._room.unref(block)
+        self._room.unref(reversed(lift.held))  # tails are evicted before what they stand on
         lift.held.clear()
 
     def drop_latest(self) -> bool:

@@ -10,6 +10,7 @@ With tiers, a sequence whose prefix lies there gets a lift first: the scheduler 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,10 +192,9 @@ class CacheManager:
             if first_visible // self._block_tokens <= table.start:
                 continue  # nothing died: most steps, so they are kept cheap
             live = self._step_blocks(group, sequence.n_tokens, sequence.n_tokens)
-            for index in range(table.start, live.start):
-                dead = None if index in live else table.clear(index)
-                if dead is not None:
-                    self._room.unref(dead)
+            indices = range(max(table.start, live.sink_stop), live.start)
+            dead = [table.clear(index) for index in indices]
+            self._room.unref([block for block in dead if block is not None])
             table.start = live.start
 
     def release(self, sequence: SequenceCache) -> None:
@@ -209,18 +209,15 @@ class CacheManager:
         n_full, n_tail = divmod(sequence.n_tokens, self._block_tokens)
         if n_tail:
             self._publish(sequence, n_full, n_tail)
-        longest = max(len(table.blocks) for table in sequence.tables)
-        left: list[Block] = []
-        for index in range(longest - 1, -1, -1):  # tails are evicted before what they stand on
-            for table in sequence.tables:
-                block = table.blocks[index] if index < len(table.blocks) else None
-                if block is not None:
-                    self._room.unref(block)
-                    left.append(block)
+        columns = list(zip_longest(*(table.blocks for table in sequence.tables)))
+        columns.reverse()  # tails are evicted before what they stand on
+        left = [block for column in columns for block in column if block is not None]
+        self._room.unref(left)
         for table in sequence.tables:
             table.blocks.clear()
-        for block in reversed(left):  # and stored after it
-            self._mover.offer(block)
+        if self._mover.has_tiers:
+            for block in reversed(left):  # and stored after it
+                self._mover.offer(block)
 
     def evict(self, n_blocks: int | None = None) -> int:
         """Drop cached blocks, all or the first `n_blocks` to go; returns how many went."""
@@ -336,33 +333,36 @@ class CacheManager:
         if not self._can_admit(found, n_new, promise):
             return None
         for reused in found:
-            for block in reused.pinned:
-                self._room.ref(block)
+            self._room.ref(reused.pinned)
         tables = [reused.table() for reused in found]
         sequence = SequenceCache(tenant, bytearray(), list(match.keys), tables, tuple(promise))
-        sequence.requantised_tokens = requantised_tokens(found, match.n_tokens, self._block_tokens)
+        if self._mover.requantises:
+            n_requantised = requantised_tokens(found, match.n_tokens, self._block_tokens)
+            sequence.requantised_tokens = n_requantised
         self._sequences[sequence] = None  # before room is made: packing renumbers its tables too
         self._extend(sequence, n_new)
         for reused, table in zip(found, tables, strict=True):
             target = table.blocks[len(match.chain)] if reused.tail is not None else None
             if reused.tail is not None and target is not None:
                 self._room.copy(reused.tail, target)
-                self._room.unref(reused.tail)
+                self._room.unref([reused.tail])
         return sequence
 
     def _reused(self, match: Match, group: int) -> Reused:
         """One group's blocks of a match, of which only live ones are taken."""
         live = self._step_blocks(group, match.n_tokens, match.n_tokens)
         n_full = len(match.chain)
-        blocks = [e.blocks[group] if e and i in live else None for i, e in enumerate(match.chain)]
+        blocks: list[Block | None] = [None] * n_full
+        for few in (slice(live.sink_stop), slice(live.start, live.stop)):
+            blocks[few] = [e.blocks[group] if e else None for e in match.chain[few]]
         tail = match.tail.blocks[group] if match.tail and n_full in live else None
         return Reused(blocks, tail, min(live.start, n_full))
 
     def _can_admit(
         self, found: Sequence[Reused], n_new: Sequence[int], promise: Sequence[int]
     ) -> bool:
-        n_revived = [len({b for b in reused.pinned if not b.refs}) for reused in found]
-        n_shared = [sum(block is not None for block in reused.blocks) for reused in found]
+        n_revived = [len([b for b in reused.pinned if not b.refs]) for reused in found]
+        n_shared = [len(reused.blocks) - reused.blocks.count(None) for reused in found]
         return self._fits(n_new, n_revived, n_shared, promise)
 
     def _fits(
@@ -395,8 +395,8 @@ class CacheManager:
     def _extend(self, sequence: SequenceCache, n_new: Sequence[int]) -> None:
         self._version += 1
         for group, (table, n) in enumerate(zip(sequence.tables, n_new, strict=True)):
-            for _ in range(n):
-                table.append(self._room.allocate(group))
+            if n:
+                table.extend(self._room.allocate(group, n))
 
     def _publish(self, sequence: SequenceCache, index: int, n_tokens: int) -> bytes | None:
         start = index * self._block_tokens * TOKEN_BYTES
@@ -406,10 +406,11 @@ class CacheManager:
         for block in blocks:
             if block is not None and block.entry is None:
                 block.is_exact = sequence.is_exact
-        for block in self._index.outdone(parent, run, blocks):
-            self._index.withdraw(block)
-            if not block.refs:
-                self._room.drop(block)
+        if self._mover.requantises:
+            for block in self._index.outdone(parent, run, blocks):
+                self._index.withdraw(block)
+                if not block.refs:
+                    self._room.drop(block)
         key = self._index.publish(parent, run, blocks, index * self._block_tokens)
         for block in self._index.superseded(parent, run):
             if not block.refs and (sequence.is_exact or not block.is_exact):
@@ -420,7 +421,7 @@ class CacheManager:
     def _on_evict(self, block: Block) -> None:
         self._mover.evicting(block)
         self._evictions.note(block)
-        self._index.withdraw(block)
+        self._index.withdraw(block, may_return=True)
         self.evicted_blocks += 1
 
     def _on_move(self, group: int, old: int, new: int) -> None:

@@ -70,7 +70,11 @@ class Matcher:
 
     def longest(self, tokens: bytes, tenant: str, version: int, tails: bool = True) -> Match:
         """The longest reusable prefix of `tokens`; of whole blocks only without `tails`."""
-        walk = self._walk(tokens, tenant, lambda entry, key, g: _block(entry, g) is not None)
+        if all(self._reads_all(len(tokens) // TOKEN_BYTES)):
+            keys, chain = self._index.whole_chain(tenant, tokens)
+            walk = _Walk(chain, keys, [[0] * len(keys) for _ in self._residencies])
+        else:
+            walk = self._walk(tokens, tenant, lambda entry, key, g: _block(entry, g) is not None)
         for n_full in range(len(walk.chain), -1, -1):
             rest = self._rest(tokens, n_full)
             candidates = self._index.partial(walk.keys[n_full], rest) if tails else []
@@ -78,8 +82,8 @@ class Matcher:
                 has = [_block(tail, g) is not None for g in range(len(self._residencies))]
                 n_tokens = self._n_tokens(n_full, n_tail)
                 if self._is_resident(n_tokens, walk.missing, has):
-                    keys = tuple(walk.keys[: n_full + 1])
-                    return Match(n_tokens, tuple(walk.chain[:n_full]), keys, tail, version)
+                    until = tuple(walk.keys[: n_full + 1])
+                    return Match(n_tokens, tuple(walk.chain[:n_full]), until, tail, version)
         raise AssertionError("the empty prefix is always resident")
 
     def reach(self, tokens: bytes, tenant: str, stored: Stored) -> Reach:
@@ -154,19 +158,9 @@ class Matcher:
     def _walk(
         self, tokens: bytes, tenant: str, has: Callable[[Entry | None, bytes, int], bool]
     ) -> _Walk:
-        n_tokens = len(tokens) // TOKEN_BYTES
-        reads_all = [residency.first_visible(n_tokens) == 0 for residency in self._residencies]
+        reads_all = self._reads_all(len(tokens) // TOKEN_BYTES)
         n_groups = len(self._residencies)
         walk = _Walk([], [self._index.root(tenant)], [[0] for _ in range(n_groups)])
-        if all(reads_all):  # nothing before a gap is of use, so nothing is ever missing
-            for key, entry in self._index.chain(tenant, tokens):
-                if any(not has(entry, key, g) for g in range(n_groups)):
-                    break
-                walk.chain.append(entry)
-                walk.keys.append(key)
-            for counts in walk.missing:
-                counts.extend([0] * len(walk.chain))
-            return walk
         for key, entry in self._index.chain(tenant, tokens):
             lacks = [not has(entry, key, g) for g in range(n_groups)]
             if any(lack and needed for lack, needed in zip(lacks, reads_all, strict=True)):
@@ -176,6 +170,11 @@ class Matcher:
             for counts, lack in zip(walk.missing, lacks, strict=True):
                 counts.append(counts[-1] + lack)
         return walk
+
+    def _reads_all(self, n_tokens: int) -> list[bool]:
+        """Of each group, whether the query after so many tokens reads them all: then nothing after
+        a gap is of use."""
+        return [residency.first_visible(n_tokens) == 0 for residency in self._residencies]
 
     def _is_resident(
         self, n_tokens: int, missing: Sequence[Sequence[int]], has_tail: Sequence[bool]

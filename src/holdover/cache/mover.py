@@ -77,6 +77,11 @@ class Mover:
     def has_tiers(self) -> bool:
         return bool(self._tiers)
 
+    @property
+    def requantises(self) -> bool:
+        """Whether blocks can come back that are not exact."""
+        return any(tier.codec is not None for tier in self._tiers)
+
     # ---- down ---------------------------------------------------------------------------------
 
     def offer(self, block: Block) -> None:
@@ -92,6 +97,8 @@ class Mover:
 
     def evicting(self, block: Block) -> None:
         """Called while the block is still published and whole."""
+        if not self._queues:
+            return
         waiting = [queue for queue in self._queues if block in queue.blocks]
         if not waiting:
             return

@@ -6,7 +6,10 @@ server, without which nobody who reads a tier can tell whose a key is. Token ids
 every hit, so not even a hash collision can give one prompt another's KV.
 
     tokens   | block 0 | block 1 | block 2 | tail ..|
-    lookup     key chain, one dict probe each | children of the last key, longest common run
+    lookup     full runs, one after the other | what is kept after the last, longest common run
+
+Only a new run is hashed: one that is kept is compared with the latest after the same key first, and
+one that went lately has left its key behind.
 
 The index holds no references and allocates nothing; the manager does both.
 """
@@ -15,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from holdover.cache.tiers.base import KEY_BYTES, Record
 # Children of one key that are compared, latest first. Only the block in which a widely shared
 # prompt ends has more, and missing one there costs less than a block of prefill.
 _MAX_CHILDREN_TRIED = 64
+_REMEMBERED_KEYS = 16384
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -39,8 +43,15 @@ def common_tokens(a: bytes, b: bytes) -> int:
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:
         return shorter // TOKEN_BYTES
-    differs = next(i for i in range(shorter) if a[i] != b[i])
-    return differs // TOKEN_BYTES
+    n_common, n_left = TOKEN_BYTES, shorter - TOKEN_BYTES  # they differ in what is left
+    while n_left > 1:
+        half = n_left // 2
+        if a[n_common : n_common + half] == b[n_common : n_common + half]:
+            n_common += half
+            n_left -= half
+        else:
+            n_left = half
+    return n_common // TOKEN_BYTES
 
 
 class PrefixIndex:
@@ -54,7 +65,8 @@ class PrefixIndex:
         self.run_bytes = block_tokens * TOKEN_BYTES
         self._collisions = itertools.count()
         self._by_key: dict[bytes, Entry] = {}
-        self._children: dict[bytes, dict[Entry, None]] = {}
+        self._latest: dict[bytes, Entry] = {}  # by parent; those before it by `older`
+        self._gone: OrderedDict[bytes, Entry] = OrderedDict()  # the last full ones, by parent
 
     def root(self, tenant: str) -> bytes:
         """The parent key of a tenant's first blocks; of everyone's where prefixes are shared."""
@@ -66,9 +78,21 @@ class PrefixIndex:
         parent = self.root(tenant)
         for start in range(0, len(tokens) - self.run_bytes + 1, self.run_bytes):
             run = tokens[start : start + self.run_bytes]
-            key = self._hash(parent, run)
-            yield key, self._keyed(key, parent, run)
-            parent = key
+            entry = self._after(parent, run)
+            parent = self.key(parent, run) if entry is None or entry.key is None else entry.key
+            yield parent, entry
+
+    def whole_chain(self, tenant: str, tokens: bytes) -> tuple[list[bytes], list[Entry | None]]:
+        """The keys, the root's first, and entries of the first full blocks that no group lacks."""
+        keys = [self.root(tenant)]
+        entries: list[Entry | None] = []
+        for start in range(0, len(tokens) - self.run_bytes + 1, self.run_bytes):
+            entry = self._after(keys[-1], tokens[start : start + self.run_bytes])
+            if entry is None or entry.key is None or None in entry.blocks:
+                break
+            keys.append(entry.key)
+            entries.append(entry)
+        return keys, entries
 
     def record(self, block: Block) -> Record | None:
         """How tiers name a published block; None where a collision left it without a key."""
@@ -80,16 +104,19 @@ class PrefixIndex:
         return Record(key, entry.parent, entry.tokens, block.group, entry.start_tokens)
 
     def key(self, parent: bytes, run: bytes) -> bytes:
+        gone = self._gone.get(parent)
+        if gone is not None and gone.key is not None and gone.tokens == run:
+            return gone.key
         return self._hash(parent, run)
 
     def partial(self, parent: bytes, tokens: bytes) -> list[tuple[int, Entry]]:
         """Entries after `parent` that begin like `tokens`: (common tokens, entry), best first."""
-        found = [(common_tokens(entry.tokens, tokens), entry) for entry in self._latest(parent)]
+        found = [(common_tokens(entry.tokens, tokens), entry) for entry in self._children(parent)]
         return sorted((f for f in found if f[0]), key=lambda f: f[0], reverse=True)
 
     def runs(self, parent: bytes) -> list[bytes]:
         """What is kept right after `parent`, the latest first."""
-        return [entry.tokens for entry in self._latest(parent)]
+        return [entry.tokens for entry in self._children(parent)]
 
     def blocks(self, parent: bytes, run: bytes) -> list[Block]:
         """Those that hold `run` after `parent`."""
@@ -104,16 +131,14 @@ class PrefixIndex:
 
         A group that has a block for this run already keeps it; the offered one stays private.
         """
-        key = self._hash(parent, run) if len(run) == self.run_bytes else None
-        entry = self._among(parent, run) if key is None else self._keyed(key, parent, run)
+        entry = self._find(parent, run)
         if entry is None:
+            key = self.key(parent, run) if len(run) == self.run_bytes else None
             if key is not None and key in self._by_key:
                 # A collision: nobody will find what follows a key that is no digest and used once.
                 return b"collision %d" % next(self._collisions)
             entry = Entry(parent, key, run, [None] * self.n_groups, start_tokens)
-            self._children.setdefault(parent, {})[entry] = None
-            if key is not None:
-                self._by_key[key] = entry
+            self._link(entry)
         for group, block in enumerate(blocks):
             if block is not None and block.entry is None and entry.blocks[group] is None:
                 entry.blocks[group] = block
@@ -136,27 +161,39 @@ class PrefixIndex:
         """Blocks of shorter tails that `run` contains: of no more use once `run` is published."""
         return [
             block
-            for entry in self._latest(parent)
+            for entry in self._children(parent)
             if len(entry.tokens) < len(run) and run.startswith(entry.tokens)
             for block in entry.blocks
             if block is not None
         ]
 
-    def withdraw(self, block: Block) -> None:
-        """The block no longer holds its run."""
+    def withdraw(self, block: Block, *, may_return: bool = False) -> None:
+        """The block no longer holds its run; with `may_return` the run's key is remembered."""
         entry = block.entry
         assert entry is not None, "the block is not published"
         entry.blocks[block.group] = None
         block.entry = None
         if not any(entry.blocks):
             self._forget(entry)
+            if may_return and entry.key is not None:
+                self._remember(entry)
 
     def check(self, cached_or_held: set[Block]) -> None:
         """Assert that every entry is reachable, keyed rightly, and only points at live blocks."""
-        entries = [entry for children in self._children.values() for entry in children]
+        entries = []
+        for parent, latest in self._latest.items():
+            assert latest.newer is None
+            siblings = [latest]
+            while (older := siblings[-1].older) is not None:
+                assert older.newer is siblings[-1], "siblings disagree"
+                siblings.append(older)
+            assert all(entry.parent == parent for entry in siblings)
+            entries += siblings
         assert len(self._by_key) == sum(entry.key is not None for entry in entries)
+        for parent, entry in self._gone.items():
+            assert entry.parent == parent
+            assert entry.key == self._hash(parent, entry.tokens)
         for entry in entries:
-            assert entry in self._children[entry.parent]
             assert any(entry.blocks), "an entry without blocks was kept"
             if entry.key is not None:
                 assert entry.key == self._hash(entry.parent, entry.tokens)
@@ -169,12 +206,15 @@ class PrefixIndex:
 
     def _find(self, parent: bytes, run: bytes) -> Entry | None:
         if len(run) == self.run_bytes:
-            return self._keyed(self._hash(parent, run), parent, run)
-        return self._among(parent, run)
+            return self._after(parent, run)
+        return next((entry for entry in self._children(parent) if entry.tokens == run), None)
 
-    def _among(self, parent: bytes, run: bytes) -> Entry | None:
-        """A tail, of which there is no key."""
-        return next((entry for entry in self._latest(parent) if entry.tokens == run), None)
+    def _after(self, parent: bytes, run: bytes) -> Entry | None:
+        """The entry of a full run."""
+        latest = self._latest.get(parent)
+        if latest is None or latest.tokens == run:
+            return latest
+        return self._keyed(self.key(parent, run), parent, run)
 
     def _keyed(self, key: bytes, parent: bytes, run: bytes) -> Entry | None:
         """The entry of a key, if it is the one of this run: a hash alone proves nothing."""
@@ -182,16 +222,42 @@ class PrefixIndex:
         found = entry is not None and entry.tokens == run and entry.parent == parent
         return entry if found else None
 
-    def _latest(self, parent: bytes) -> Iterator[Entry]:
-        return islice(reversed(self._children.get(parent, {})), _MAX_CHILDREN_TRIED)
+    def _children(self, parent: bytes) -> list[Entry]:
+        """The latest ones."""
+        children: list[Entry] = []
+        entry = self._latest.get(parent)
+        while entry is not None and len(children) < _MAX_CHILDREN_TRIED:
+            children.append(entry)
+            entry = entry.older
+        return children
+
+    def _link(self, entry: Entry) -> None:
+        entry.older = self._latest.get(entry.parent)
+        if entry.older is not None:
+            entry.older.newer = entry
+        self._latest[entry.parent] = entry
+        if entry.key is not None:
+            self._by_key[entry.key] = entry
 
     def _forget(self, entry: Entry) -> None:
-        siblings = self._children[entry.parent]
-        del siblings[entry]
-        if not siblings:
-            del self._children[entry.parent]
+        parent, older, newer = entry.parent, entry.older, entry.newer
+        if newer is not None:
+            newer.older = older
+        elif older is not None:
+            self._latest[parent] = older
+        else:
+            del self._latest[parent]
+        if older is not None:
+            older.newer = newer
         if entry.key is not None:
             del self._by_key[entry.key]
+        entry.older = entry.newer = None
+
+    def _remember(self, entry: Entry) -> None:
+        self._gone[entry.parent] = entry
+        self._gone.move_to_end(entry.parent)
+        if len(self._gone) > _REMEMBERED_KEYS:
+            self._gone.popitem(last=False)
 
     @staticmethod
     def _hash(parent: bytes, run: bytes) -> bytes:

@@ -9,7 +9,7 @@ n_sectors`. The planner uses the same function.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import Block
@@ -63,32 +63,39 @@ class Room:
         wanted = [held + new for held, new in zip(self._n_held, n_new, strict=True)]
         return self._layout.sectors_for(wanted) <= self._n_sectors
 
-    def allocate(self, group: int) -> Block:
-        """A block with one reference, for which there is room; evicts and packs as needed."""
-        while (number := self._pool.take(group)) is None:
-            if not self._pack_a_sector():
+    def allocate(self, group: int, n_blocks: int) -> list[Block]:
+        """Blocks with one reference, for which there is room; evicts and packs as needed."""
+        allocated: list[Block] = []
+        blocks = self._blocks[group]
+        self._n_held[group] += n_blocks
+        while len(allocated) < n_blocks:
+            number = self._pool.take(group)
+            if number is not None:
+                blocks[number] = block = Block(group, number, 1)
+                allocated.append(block)
+            elif not self._pack_a_sector():
                 victim = self.victim()
                 assert victim is not None, "room was promised and is not there"
                 self.evict(victim)
-        block = Block(group, number, refs=1)
-        self._blocks[group][number] = block
-        self._n_held[group] += 1
-        return block
+        return allocated
 
-    def ref(self, block: Block) -> None:
-        if not block.refs:
-            self._policy_of(block).remove(block)
-            self._n_held[block.group] += 1
-        block.refs += 1
+    def ref(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            if not block.refs:
+                self._policy_of(block).remove(block)
+                self._n_held[block.group] += 1
+            block.refs += 1
 
-    def unref(self, block: Block) -> None:
-        block.refs -= 1
-        if not block.refs:
-            self._n_held[block.group] -= 1
-            if block.entry is None:
-                self._free(block)
-            else:
-                self._policy_of(block).add(block)
+    def unref(self, blocks: Iterable[Block]) -> None:
+        """In this order they are let go of, and evicted."""
+        for block in blocks:
+            block.refs -= 1
+            if not block.refs:
+                self._n_held[block.group] -= 1
+                if block.entry is None:
+                    self._free(block)
+                else:
+                    self._policy_of(block).add(block)
 
     def pin(self, block: Block, until_s: float) -> None:
         """Let it go after all that is not pinned, until then (time.monotonic())."""

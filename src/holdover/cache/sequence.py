@@ -46,11 +46,12 @@ class BlockTable:
         grown[: len(self._numbers)] = self._numbers
         self._numbers = grown
 
-    def append(self, block: Block | None) -> None:
-        if len(self.blocks) == len(self._numbers):
+    def extend(self, blocks: list[Block]) -> None:
+        n_before = len(self.blocks)
+        self.blocks += blocks
+        while len(self._numbers) < len(self.blocks):
             self._grow()
-        self._numbers[len(self.blocks)] = -1 if block is None else block.number
-        self.blocks.append(block)
+        self._numbers[n_before : len(self.blocks)] = [block.number for block in blocks]
 
     def clear(self, index: int) -> Block | None:
         """Leave a null entry; returns what stood there."""
@@ -73,7 +74,8 @@ class Reused:
 
     @property
     def pinned(self) -> list[Block]:
-        return [block for block in (*self.blocks, self.tail) if block is not None]
+        blocks = [block for block in self.blocks if block is not None]
+        return blocks if self.tail is None else [*blocks, self.tail]
 
     def table(self) -> BlockTable:
         return BlockTable.of(list(self.blocks), self.start)
