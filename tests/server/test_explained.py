@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from holdover.cache.costs import Decision
-from holdover.cache.explain import Eviction, Reuse
+from holdover.cache.evictions import Eviction
+from holdover.cache.explain import Reuse
 from holdover.config import Config
 from holdover.engine.build import build_engine
 from holdover.engine.planning import plan_serving

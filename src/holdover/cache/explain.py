@@ -1,41 +1,27 @@
 """Why a prompt was reused up to a point and no further.
 
-What was evicted is remembered by the run it held and the prefix it stood on, for the last
-`REMEMBERED` evictions. Nothing is said of other tenants but that something was done for one.
+Nothing is said of other tenants but that something was done for one.
 """
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from holdover.cache.blocks import TOKEN_BYTES, Block
+from holdover.cache.blocks import TOKEN_BYTES
 from holdover.cache.costs import Decision
+from holdover.cache.evictions import Eviction, Evictions
 from holdover.cache.lifting import Lift
 from holdover.cache.prefix import common_tokens, token_bytes
 from holdover.cache.sequence import SequenceCache
-
-REMEMBERED = 16384
 
 Reason = Literal["all", "nothing", "new", "differs", "evicted", "slower", "failed", "no_room"]
 """all: everything but the token that has to be computed · nothing: no prefix of this tenant's is
 kept · new: what was kept ends here · differs: what was kept goes on with another token · evicted ·
 slower, failed: a load from a tier that was not made, or did not end well · no_room: for the copy of
 a partly filled block"""
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """`owner` is whose sequence wanted the room, None for one of another tenant."""
-
-    tokens: bytes
-    at_s: float  # time.time()
-    owner: str | None
-    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +43,6 @@ class Reuse:
     @property
     def position(self) -> int:
         return self.reused_tokens
-
-
-@dataclass(slots=True)
-class Evictions:
-    """The last ones, by the key of what precedes them."""
-
-    owner: str = ""  # whose sequence is being given room
-    tenant: str = ""
-    _last: OrderedDict[bytes, Eviction] = field(default_factory=OrderedDict)
-
-    def note(self, block: Block) -> None:
-        assert block.entry is not None, "not published"
-        parent = block.entry.parent
-        kept = self._last.pop(parent, None)
-        if kept is None or len(kept.tokens) <= len(block.entry.tokens):
-            kept = Eviction(block.entry.tokens, time.time(), self.owner, self.tenant)
-        self._last[parent] = kept
-        if len(self._last) > REMEMBERED:
-            self._last.popitem(last=False)
-
-    def after(self, parent: bytes, rest: bytes, n_reused: int, tenant: str) -> Eviction | None:
-        """What had more of `rest`, right after `parent`, than the `n_reused` tokens of it."""
-        found = self._last.get(parent)
-        if found is None or common_tokens(found.tokens, rest) <= n_reused:
-            return None
-        if found.tenant != tenant:
-            return Eviction(found.tokens, found.at_s, None, "")
-        return found
 
 
 def explained(
@@ -114,9 +72,9 @@ def explained(
         return reuse("failed", problem=lift.problem)
     n_full, n_tail = divmod(n_reused, block_tokens)
     parent = sequence.keys[n_full]
-    rest = token_bytes(tokens[n_full * block_tokens : -1])
-    eviction = evictions.after(parent, rest, n_tail, sequence.tenant)
-    if eviction is not None:
+    rest = token_bytes(tokens[n_full * block_tokens : -1][:block_tokens])
+    eviction = evictions.after(parent, sequence.tenant)
+    if eviction is not None and common_tokens(eviction.tokens, rest) > n_tail:
         return reuse("evicted", eviction=eviction)
     runs = runs_after(parent)
     reason, kept = compared(rest, n_tail, runs)

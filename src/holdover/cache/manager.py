@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import TOKEN_BYTES, Block
 from holdover.cache.costs import Costs
-from holdover.cache.explain import Evictions, Reuse, explained
+from holdover.cache.evictions import Evictions
+from holdover.cache.explain import Reuse, explained
 from holdover.cache.keeping import Keeper, Kept
 from holdover.cache.lifting import Lift, Lifts
 from holdover.cache.matching import Match, Matcher
@@ -53,9 +54,11 @@ class CacheManager:
         self.layout = layout
         self._block_tokens = layout.spec.block_tokens
         self._residencies = tuple(group.residency for group in layout.spec.groups)
+        self._evictions = Evictions()
         self._index = PrefixIndex(
-            seed + layout.fingerprint, self._block_tokens, len(layout.blocks), salt, share_prefixes
-        )
+            seed + layout.fingerprint, self._block_tokens, len(layout.blocks), self._evictions,
+            salt, share_prefixes,
+        )  # fmt: skip
         self._matcher = Matcher(self._index, self._residencies, self._block_tokens)
         self._room = Room(layout, arena, eviction, self._on_evict, self._on_move)
         self._whole_tokens = whole_tokens
@@ -65,7 +68,6 @@ class CacheManager:
         self._keeper = Keeper(layout, self._index, self._room, self._matcher, self._mover)
         self._sequences: dict[SequenceCache, None] = {}
         self._version = 0
-        self._evictions = Evictions()
         self.evicted_blocks = 0
 
     # ---- before a step ------------------------------------------------------------------------
@@ -303,6 +305,7 @@ class CacheManager:
             for group, table in enumerate(sequence.tables):
                 expected = [-1 if b is None else b.number for b in table.blocks]
                 assert table.numbers.tolist() == expected, "numbers and blocks disagree"
+                assert table.n_held == len(expected) - expected.count(-1), "miscounted"
                 live = self._step_blocks(group, sequence.n_tokens, sequence.n_tokens)
                 for index, block in enumerate(table.blocks):
                     needed = index in live or index >= live.stop
@@ -420,8 +423,9 @@ class CacheManager:
 
     def _on_evict(self, block: Block) -> None:
         self._mover.evicting(block)
-        self._evictions.note(block)
-        self._index.withdraw(block, may_return=True)
+        assert block.entry is not None, "not published"
+        self._evictions.note(block.entry)
+        self._index.withdraw(block)
         self.evicted_blocks += 1
 
     def _on_move(self, group: int, old: int, new: int) -> None:

@@ -76,7 +76,7 @@ class Matcher:
         else:
             walk = self._walk(tokens, tenant, lambda entry, key, g: _block(entry, g) is not None)
         for n_full in range(len(walk.chain), -1, -1):
-            rest = self._rest(tokens, n_full)
+            rest = self._run(tokens, n_full)
             candidates = self._index.partial(walk.keys[n_full], rest) if tails else []
             for n_tail, tail in [*candidates, (0, None)]:
                 has = [_block(tail, g) is not None for g in range(len(self._residencies))]
@@ -92,7 +92,7 @@ class Matcher:
             tokens, tenant, lambda entry, key, g: bool(_block(entry, g)) or stored.holds(key, g)
         )
         for n_full in range(len(walk.chain), -1, -1):
-            rest, parent = self._rest(tokens, n_full), walk.keys[n_full]
+            rest, parent = self._run(tokens, n_full), walk.keys[n_full]
             for n_tail, places in [*self._tails(parent, rest, stored), (0, {})]:
                 n_tokens = self._n_tokens(n_full, n_tail)
                 has = [g in places for g in range(len(self._residencies))]
@@ -104,8 +104,10 @@ class Matcher:
         """The blocks that a sequence of `n_tokens` reads from here on."""
         return step_blocks(self._residencies[group], n_tokens, n_tokens, self._block_tokens)
 
-    def _rest(self, tokens: bytes, n_full: int) -> bytes:
-        return tokens[n_full * self._block_tokens * TOKEN_BYTES :]
+    def _run(self, tokens: bytes, index: int) -> bytes:
+        """What of `tokens` lies in the block of that number."""
+        start = index * self._index.run_bytes
+        return tokens[start : start + self._index.run_bytes]
 
     def _n_tokens(self, n_full: int, n_tail: int) -> int:
         # A whole block in common is the chain's business, which has rejected it.
@@ -139,7 +141,7 @@ class Matcher:
         records: list[Record] = []
         live = [self.live(group, n_tokens) for group in range(len(self._residencies))]
         for index in range(n_full):
-            run = self._rest(tokens, index)[: self._block_tokens * TOKEN_BYTES]
+            run = self._run(tokens, index)
             for group, ranges in enumerate(live):
                 block = _block(walk.chain[index], group)
                 if index in ranges and block is not None:

@@ -61,6 +61,8 @@ class Mover:
         self.costs = costs
         self.now_s = clock
         self._queues = tuple(map(_Queue, self._tiers))
+        # Whether blocks can come back that are not exact.
+        self.requantises = any(tier.codec is not None for tier in self._tiers)
         self._in_flight_bytes = [0] * len(self._tiers)
         self._under_way: dict[Ticket, int] = {}  # bytes of each load
         self.declined_loads = 0  # predicted to be slower than computing
@@ -76,11 +78,6 @@ class Mover:
     @property
     def has_tiers(self) -> bool:
         return bool(self._tiers)
-
-    @property
-    def requantises(self) -> bool:
-        """Whether blocks can come back that are not exact."""
-        return any(tier.codec is not None for tier in self._tiers)
 
     # ---- down ---------------------------------------------------------------------------------
 

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from holdover.cache.blocks import TOKEN_BYTES, Block, Entry
+from holdover.cache.evictions import Evictions
 from holdover.cache.tiers.base import KEY_BYTES, Record
 
 # Children of one key that are compared, latest first. Only the block in which a widely shared
 # prompt ends has more, and missing one there costs less than a block of prefill.
 _MAX_CHILDREN_TRIED = 64
-_REMEMBERED_KEYS = 16384
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -56,9 +55,16 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 class PrefixIndex:
     def __init__(
-        self, seed: bytes, block_tokens: int, n_groups: int, salt: bytes = b"", shared: bool = False
+        self,
+        seed: bytes,
+        block_tokens: int,
+        n_groups: int,
+        evictions: Evictions,
+        salt: bytes = b"",
+        shared: bool = False,
     ) -> None:
         self._seed = seed
+        self._evictions = evictions
         self._salt = salt
         self._shared = shared
         self.n_groups = n_groups
@@ -66,7 +72,6 @@ class PrefixIndex:
         self._collisions = itertools.count()
         self._by_key: dict[bytes, Entry] = {}
         self._latest: dict[bytes, Entry] = {}  # by parent; those before it by `older`
-        self._gone: OrderedDict[bytes, Entry] = OrderedDict()  # the last full ones, by parent
 
     def root(self, tenant: str) -> bytes:
         """The parent key of a tenant's first blocks; of everyone's where prefixes are shared."""
@@ -104,10 +109,8 @@ class PrefixIndex:
         return Record(key, entry.parent, entry.tokens, block.group, entry.start_tokens)
 
     def key(self, parent: bytes, run: bytes) -> bytes:
-        gone = self._gone.get(parent)
-        if gone is not None and gone.key is not None and gone.tokens == run:
-            return gone.key
-        return self._hash(parent, run)
+        gone = self._evictions.full(parent, run)
+        return self._hash(parent, run) if gone is None or gone.key is None else gone.key
 
     def partial(self, parent: bytes, tokens: bytes) -> list[tuple[int, Entry]]:
         """Entries after `parent` that begin like `tokens`: (common tokens, entry), best first."""
@@ -133,11 +136,13 @@ class PrefixIndex:
         """
         entry = self._find(parent, run)
         if entry is None:
-            key = self.key(parent, run) if len(run) == self.run_bytes else None
-            if key is not None and key in self._by_key:
+            entry = self._evictions.full(parent, run)
+            if entry is None:
+                key = self._hash(parent, run) if len(run) == self.run_bytes else None
+                entry = Entry(parent, key, run, [None] * self.n_groups, start_tokens)
+            if entry.key in self._by_key:
                 # A collision: nobody will find what follows a key that is no digest and used once.
                 return b"collision %d" % next(self._collisions)
-            entry = Entry(parent, key, run, [None] * self.n_groups, start_tokens)
             self._link(entry)
         for group, block in enumerate(blocks):
             if block is not None and block.entry is None and entry.blocks[group] is None:
@@ -159,6 +164,9 @@ class PrefixIndex:
 
     def superseded(self, parent: bytes, run: bytes) -> list[Block]:
         """Blocks of shorter tails that `run` contains: of no more use once `run` is published."""
+        latest = self._latest.get(parent)
+        if latest is None or (latest.older is None and len(latest.tokens) >= len(run)):
+            return []
         return [
             block
             for entry in self._children(parent)
@@ -167,16 +175,14 @@ class PrefixIndex:
             if block is not None
         ]
 
-    def withdraw(self, block: Block, *, may_return: bool = False) -> None:
-        """The block no longer holds its run; with `may_return` the run's key is remembered."""
+    def withdraw(self, block: Block) -> None:
+        """The block no longer holds its run."""
         entry = block.entry
         assert entry is not None, "the block is not published"
         entry.blocks[block.group] = None
         block.entry = None
         if not any(entry.blocks):
             self._forget(entry)
-            if may_return and entry.key is not None:
-                self._remember(entry)
 
     def check(self, cached_or_held: set[Block]) -> None:
         """Assert that every entry is reachable, keyed rightly, and only points at live blocks."""
@@ -190,9 +196,6 @@ class PrefixIndex:
             assert all(entry.parent == parent for entry in siblings)
             entries += siblings
         assert len(self._by_key) == sum(entry.key is not None for entry in entries)
-        for parent, entry in self._gone.items():
-            assert entry.parent == parent
-            assert entry.key == self._hash(parent, entry.tokens)
         for entry in entries:
             assert any(entry.blocks), "an entry without blocks was kept"
             if entry.key is not None:
@@ -252,12 +255,6 @@ class PrefixIndex:
         if entry.key is not None:
             del self._by_key[entry.key]
         entry.older = entry.newer = None
-
-    def _remember(self, entry: Entry) -> None:
-        self._gone[entry.parent] = entry
-        self._gone.move_to_end(entry.parent)
-        if len(self._gone) > _REMEMBERED_KEYS:
-            self._gone.popitem(last=False)
 
     @staticmethod
     def _hash(parent: bytes, run: bytes) -> bytes:

@@ -66,36 +66,38 @@ class Room:
     def allocate(self, group: int, n_blocks: int) -> list[Block]:
         """Blocks with one reference, for which there is room; evicts and packs as needed."""
         allocated: list[Block] = []
-        blocks = self._blocks[group]
+        blocks, take = self._blocks[group], self._pool.take
         self._n_held[group] += n_blocks
-        while len(allocated) < n_blocks:
-            number = self._pool.take(group)
-            if number is not None:
-                blocks[number] = block = Block(group, number, 1)
-                allocated.append(block)
-            elif not self._pack_a_sector():
-                victim = self.victim()
-                assert victim is not None, "room was promised and is not there"
-                self.evict(victim)
+        for _ in range(n_blocks):
+            while (number := take(group)) is None:
+                if not self._pack_a_sector():
+                    victim = self.victim()
+                    assert victim is not None, "room was promised and is not there"
+                    self.evict(victim)
+            blocks[number] = block = Block(group, number, 1)
+            allocated.append(block)
         return allocated
 
     def ref(self, blocks: Iterable[Block]) -> None:
+        n_held, cached, pinned = self._n_held, self._cached.remove, self._pinned.remove
         for block in blocks:
             if not block.refs:
-                self._policy_of(block).remove(block)
-                self._n_held[block.group] += 1
+                n_held[block.group] += 1
+                (pinned if block.pinned_until_s else cached)(block)
             block.refs += 1
 
     def unref(self, blocks: Iterable[Block]) -> None:
         """In this order they are let go of, and evicted."""
+        n_held, cached, pinned = self._n_held, self._cached.add, self._pinned.add
         for block in blocks:
             block.refs -= 1
-            if not block.refs:
-                self._n_held[block.group] -= 1
-                if block.entry is None:
-                    self._free(block)
-                else:
-                    self._policy_of(block).add(block)
+            if block.refs:
+                continue
+            n_held[block.group] -= 1
+            if block.entry is None:
+                self._free(block)
+            else:
+                (pinned if block.pinned_until_s else cached)(block)
 
     def pin(self, block: Block, until_s: float) -> None:
         """Let it go after all that is not pinned, until then (time.monotonic())."""

@@ -25,6 +25,8 @@ class SectorPool:
                 return None
             sector = self._free_sectors.pop()
             per = self._per_sector[group]
+            if per == 1:
+                return sector
             self._open[group][sector] = list(range((sector + 1) * per - 1, sector * per - 1, -1))
             self._n_free[group] += per
         sector = next(reversed(self._open[group]))
@@ -33,6 +35,9 @@ class SectorPool:
     def give(self, group: int, number: int) -> None:
         """Take a block back; its sector becomes free with its last block."""
         per = self._per_sector[group]
+        if per == 1:
+            self._free_sectors.append(number)
+            return
         sector = number // per
         numbers = self._open[group].setdefault(sector, [])
         numbers.append(number)

@@ -21,6 +21,7 @@ class BlockTable:
     def __init__(self) -> None:
         self.blocks: list[Block | None] = []
         self.start = 0  # first block that is not dead, sinks apart
+        self.n_held = 0  # blocks that are not dead
         self._numbers = np.full(8, -1, dtype=np.int32)
 
     @property
@@ -28,14 +29,11 @@ class BlockTable:
         """Block numbers, -1 where dead. A view: do not keep it past the next change."""
         return self._numbers[: len(self.blocks)]
 
-    @property
-    def n_held(self) -> int:
-        return int(np.count_nonzero(self.numbers >= 0))
-
     @classmethod
     def of(cls, blocks: list[Block | None], start: int) -> BlockTable:
         table = cls()
         table.blocks, table.start = blocks, start
+        table.n_held = len(blocks) - blocks.count(None)
         while len(table._numbers) < len(blocks):
             table._grow()
         table._numbers[: len(blocks)] = [-1 if b is None else b.number for b in blocks]
@@ -48,6 +46,7 @@ class BlockTable:
 
     def extend(self, blocks: list[Block]) -> None:
         n_before = len(self.blocks)
+        self.n_held += len(blocks)
         self.blocks += blocks
         while len(self._numbers) < len(self.blocks):
             self._grow()
@@ -56,6 +55,7 @@ class BlockTable:
     def clear(self, index: int) -> Block | None:
         """Leave a null entry; returns what stood there."""
         block = self.blocks[index]
+        self.n_held -= block is not None
         self.blocks[index] = None
         self._numbers[index] = -1
         return block

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdover.cache.explain import Eviction, Reuse
+from holdover.cache.evictions import Eviction
+from holdover.cache.explain import Reuse
 from holdover.server.limits import EXPLAINED_REQUESTS
 from holdover.server.tokens import TokenizerLike
 from holdover.server.turns import Change
