@@ -19,6 +19,7 @@ from dataclasses import asdict
 from holdover.cache.tiers._open import parse_tiers
 from holdover.plan.sizing.accelerated import find_device
 from holdover.plan.sizing.question import Question
+from holdover.simulate.ask import default_block_tokens
 from holdover.simulate.costs import LinkCosts, StepCosts
 from holdover.simulate.model import read_subject
 from holdover.simulate.run import Setup, simulate
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     trace = read_trace(asked.trace)
-    block_tokens = asked.block_tokens or trace.block_tokens or 64
+    block_tokens = asked.block_tokens or default_block_tokens(trace)
     subject = read_subject(asked.model, Question(), "bf16", block_tokens)
     costs = StepCosts.of(find_device("A100 80GB"), subject.weights, None, None)
     setup = Setup(subject, costs, LinkCosts.of(None, None), tuple(parse_tiers(asked.tiers)))

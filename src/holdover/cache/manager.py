@@ -24,7 +24,7 @@ from holdover.cache.keeping import Keeper, Kept
 from holdover.cache.lifting import Lift, Lifts
 from holdover.cache.matching import Match, Matcher
 from holdover.cache.mover import Mover
-from holdover.cache.prefix import PrefixIndex, token_bytes
+from holdover.cache.prefix import PrefixIndex, token_bytes, token_view
 from holdover.cache.room import Room
 from holdover.cache.sequence import Reused, SequenceCache, requantised_tokens
 from holdover.cache.tiers.base import TierStats
@@ -103,7 +103,7 @@ class CacheManager:
         if sequence is None and not promise and self._drop_a_lift():
             return self.admit(tokens, match, n_tokens, tenant, owner=owner)
         if sequence is not None:
-            sequence.tokens.extend(token_bytes(tokens[: match.n_tokens]))
+            sequence.tokens += token_view(tokens[: match.n_tokens])
             sequence.n_tokens = match.n_tokens
             sequence.owner = owner
         return sequence
@@ -178,7 +178,7 @@ class CacheManager:
         assert not sequence.released, "commit to a released sequence"
         self._version += 1
         first_new = sequence.n_tokens // self._block_tokens
-        sequence.tokens.extend(token_bytes(tokens))
+        sequence.tokens += token_view(tokens)
         sequence.n_tokens += len(tokens)
         n_full = sequence.n_tokens // self._block_tokens
         for index in range(first_new, n_full):
@@ -359,7 +359,7 @@ class CacheManager:
         for few in (slice(live.sink_stop), slice(live.start, live.stop)):
             blocks[few] = [e.blocks[group] if e else None for e in match.chain[few]]
         tail = match.tail.blocks[group] if match.tail and n_full in live else None
-        return Reused(blocks, tail, min(live.start, n_full))
+        return Reused.of(blocks, tail, min(live.start, n_full))
 
     def _can_admit(
         self, found: Sequence[Reused], n_new: Sequence[int], promise: Sequence[int]

@@ -31,8 +31,13 @@ from holdover.cache.tiers.base import KEY_BYTES, Record
 _MAX_CHILDREN_TRIED = 64
 
 
+def token_view(tokens: Sequence[int]) -> memoryview:
+    """As int32 bytes."""
+    return np.ascontiguousarray(tokens, dtype="<i4").data
+
+
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, dtype="<i4").tobytes()
+    return bytes(token_view(tokens))
 
 
 def common_tokens(a: bytes, b: bytes) -> int:

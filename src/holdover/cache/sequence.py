@@ -71,11 +71,12 @@ class Reused:
     blocks: list[Block | None]  # None where dead
     tail: Block | None
     start: int  # first block that is not dead, sinks apart
+    pinned: list[Block]  # all of them
 
-    @property
-    def pinned(self) -> list[Block]:
-        blocks = [block for block in self.blocks if block is not None]
-        return blocks if self.tail is None else [*blocks, self.tail]
+    @classmethod
+    def of(cls, blocks: list[Block | None], tail: Block | None, start: int) -> Reused:
+        pinned = [block for block in blocks if block is not None]
+        return cls(blocks, tail, start, pinned if tail is None else [*pinned, tail])
 
     def table(self) -> BlockTable:
         return BlockTable.of(list(self.blocks), self.start)

@@ -56,7 +56,10 @@ def register(app: typer.Typer) -> None:
         ] = [],  # noqa: B006
         block_tokens: Annotated[
             int | None,
-            typer.Option(help="Tokens per KV block; the trace's own blocks when not given."),
+            typer.Option(
+                help="Tokens per KV block; the trace's own blocks when not given, or several "
+                "of them in one where prompts are long."
+            ),
         ] = None,
         max_context: Annotated[
             int | None,

@@ -24,6 +24,7 @@ from holdover.units import MOST_BYTES, format_bytes, largest, parse_bytes
 
 _MIB = 2**20
 PLAIN_BLOCK_TOKENS = 64  # where the trace has no blocks of its own
+_BLOCKS_A_PROMPT = 100  # finer ones cost time, and hits differ by less than a hundredth
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def prepare(config: Config, asked: Asked) -> Prepared:
         trace = trace.first(asked.requests)
     if asked.users is not None and not trace.is_closed_loop:
         raise ConfigError("--users", f"requests of {trace.name} come at times of their own")
-    block_tokens = asked.block_tokens or trace.block_tokens or PLAIN_BLOCK_TOKENS
+    block_tokens = asked.block_tokens or default_block_tokens(trace)
     question = Question(weights=asked.weights, assume=asked.assume)
     subject = read_subject(asked.model, question, config.kv, block_tokens)
     costs = StepCosts.of(device, subject.weights, asked.prefill_tokens_per_s, asked.decode_ms)
@@ -112,6 +113,14 @@ def prepare(config: Config, asked: Asked) -> Prepared:
     )
     sizes = tuple(_sizes(asked, subject, device))
     return Prepared(trace, setup, sizes, tuple(_warnings(trace, subject, asked.max_context)))
+
+
+def default_block_tokens(trace: Trace) -> int:
+    """The trace's own blocks; as many of them in one as leave its mean prompt enough of them."""
+    own = trace.block_tokens or PLAIN_BLOCK_TOKENS
+    mean = trace.prompt_tokens // len(trace.requests)
+    n_doubled = (mean // (own * _BLOCKS_A_PROMPT)).bit_length() - 1
+    return own << max(0, n_doubled)
 
 
 def _sizes(asked: Asked, subject: Subject, device: Device) -> list[tuple[str, int]]:

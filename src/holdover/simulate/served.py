@@ -21,10 +21,9 @@ from holdover.simulate.trace import Request, Trace
 
 def prompt_tokens(request: Request, block_tokens: int, filler: int) -> Sequence[int]:
     """Each token of a block is its id; what has no id is `filler`, which nobody else has."""
-    tokens = np.full(request.prompt_tokens, filler, np.int32)
     known = np.repeat(request.block_ids, block_tokens)[: request.prompt_tokens]
-    tokens[: len(known)] = known
-    return _as_tokens(tokens)
+    rest = np.full(request.prompt_tokens - len(known), filler, np.int32)
+    return _as_tokens(np.concatenate((known, rest)) if len(rest) else known)
 
 
 def filled(n_tokens: int, filler: int) -> Sequence[int]:

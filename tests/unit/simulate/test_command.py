@@ -33,6 +33,15 @@ def refusal(*arguments: str) -> str:
     return done.stderr
 
 
+def test_short_blocks_of_long_prompts_are_taken_together(tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    turn = {"in": 114_000, "out": 10, "p": 0, "h": [[0, 1781]], "t": 0, "api": 1, "think": 0}
+    trace.write_text(json.dumps({"id": "a", "block_size": 64, "requests": [turn]}) + "\n")
+    assert report(str(trace), "--kv-memory", "64GiB")["model"]["block_tokens"] == 1024
+    assert report(AGENTS, "--kv-memory", "8GiB")["model"]["block_tokens"] == 64
+    assert report(CHATS, "--kv-memory", "8GiB")["model"]["block_tokens"] == 512
+
+
 def test_the_curve_of_sizes_and_its_files(tmp_path: Path) -> None:
     page, table = tmp_path / "page.html", tmp_path / "sizes.csv"
     found = report(
