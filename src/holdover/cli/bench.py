@@ -68,7 +68,8 @@ IgnoreEos = Annotated[
 ExtraBody = Annotated[
     str | None,
     typer.Option(
-        metavar="<json>", help="""Fields for every request, as '{"top_k": 1}'; null leaves one out."""
+        metavar="<json>",
+        help="""Fields for every request, as '{"top_k": 1}'; null leaves one out.""",
     ),
 ]
 TimeoutS = Annotated[float, typer.Option(help="Longest silence of a stream, in seconds.")]

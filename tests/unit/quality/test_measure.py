@@ -247,7 +247,7 @@ def test_generated_tokens_that_read_less_are_compared_with_all(tmp_path: Path) -
     assert most.figures is not None
     assert 4 * most.figures.kl_mean < few.figures.kl_mean > 1e-3
     config = replace(config, sparse_blocks=9)
-    with pytest.raises(ConfigError, match="--sparse-blocks: 12 blocks of 16 tokens.* of 192"):
+    with pytest.raises(ConfigError, match=r"--sparse-blocks: 12 blocks of 16 tokens.* of 192"):
         measure(config, checkpoint, (), replace(SHORT, chunks=1, recall=0))
     assert few.bytes_per_token > found[None][0].bytes_per_token
 
