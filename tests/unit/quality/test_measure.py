@@ -216,7 +216,7 @@ def test_errors_name_what_would_work(tiny: Checkpoint, short_text: str) -> None:
         with pytest.raises(ConfigError, match=message):
             run(tiny, "int8", procedure=procedure)
     Path(short_text).write_text("No.")
-    with pytest.raises(ConfigError, match=r"2 tokens .* give a text of 4 or more"):
+    with pytest.raises(ConfigError, match=r"3 tokens .* give a text of 4 or more"):
         run(tiny, "int8", procedure=replace(SHORT, text=short_text))
     with pytest.raises(ConfigError, match="names layer 7"):
         run(tiny, "int8,7=bf16")
