@@ -94,8 +94,6 @@ class Mover:
 
     def evicting(self, block: Block) -> None:
         """Called while the block is still published and whole."""
-        if not self._queues:
-            return
         waiting = [queue for queue in self._queues if block in queue.blocks]
         if not waiting:
             return

@@ -79,25 +79,23 @@ class Room:
         return allocated
 
     def ref(self, blocks: Iterable[Block]) -> None:
-        n_held, cached, pinned = self._n_held, self._cached.remove, self._pinned.remove
         for block in blocks:
             if not block.refs:
-                n_held[block.group] += 1
-                (pinned if block.pinned_until_s else cached)(block)
+                self._n_held[block.group] += 1
+                self._policy_of(block).remove(block)
             block.refs += 1
 
     def unref(self, blocks: Iterable[Block]) -> None:
         """In this order they are let go of, and evicted."""
-        n_held, cached, pinned = self._n_held, self._cached.add, self._pinned.add
         for block in blocks:
             block.refs -= 1
             if block.refs:
                 continue
-            n_held[block.group] -= 1
+            self._n_held[block.group] -= 1
             if block.entry is None:
                 self._free(block)
             else:
-                (pinned if block.pinned_until_s else cached)(block)
+                self._policy_of(block).add(block)
 
     def pin(self, block: Block, until_s: float) -> None:
         """Let it go after all that is not pinned, until then (time.monotonic())."""
