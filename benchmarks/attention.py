@@ -59,10 +59,11 @@ class Cache:
         threads: int,
         centred: bool = True,
         sparse: Sparse | None = None,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> Cache:
         layers = (LayerSpec(attention_planes(KV_HEADS, HEAD_DIM), Full()),) * LAYERS
-        layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS, sparse), uniform(codec))
-        n_blocks = ceil_div(context_tokens, BLOCK_TOKENS)
+        layout = CacheLayout.of(CacheSpec.of(layers, block_tokens, sparse), uniform(codec))
+        n_blocks = ceil_div(context_tokens, block_tokens)
         arena = HostArena(layout.sectors_for([n_blocks]) * layout.sector_bytes)
         limits = Limits(1, STEP_TOKENS, context_tokens, threads)
         module = cast(KernelModule, load_plugin("holdover.kernels", backend))

@@ -47,10 +47,10 @@ LEAST_BLOCKS = 4
 QUESTION_TOKENS = 16
 
 
-def sparse_of(context_tokens: int, share: float, block_tokens: int, dense_layers: int) -> Sparse:
+def sparse_of(asked: argparse.Namespace, dense_layers: int) -> Sparse:
     """That reads `share` of the context's blocks, the first and the latest among them."""
     always = replace(Sparse(0), dense_layers=dense_layers)
-    n_blocks = int(share * ceil_div(context_tokens, block_tokens))
+    n_blocks = int(asked.share * ceil_div(asked.context, asked.block_tokens))
     return replace(always, blocks=max(LEAST_BLOCKS, n_blocks - always.read_blocks))
 
 
@@ -59,14 +59,17 @@ def compare_times(asked: argparse.Namespace) -> None:
     threads = 1 if asked.cpu_time else asked.threads
     torch.set_num_threads(threads)
     context, dense_layers = asked.context, asked.dense_layers
-    few = sparse_of(context, asked.share, BLOCK_TOKENS, dense_layers)
+    few = sparse_of(asked, dense_layers)
     print(
         f"decode at {context} tokens, {threads} threads, {few.read_blocks} of "
-        f"{ceil_div(context, BLOCK_TOKENS)} blocks in {LAYERS - dense_layers} of {LAYERS} layers"
+        f"{ceil_div(context, asked.block_tokens)} blocks of {asked.block_tokens} tokens in "
+        f"{LAYERS - dense_layers} of {LAYERS} layers"
     )
     for codec in asked.codecs.split(","):
         caches = [
-            Cache.of("native", codec, context, threads, sparse=sparse)
+            Cache.of(
+                "native", codec, context, threads, sparse=sparse, block_tokens=asked.block_tokens
+            )
             for sparse in (few, replace(few, blocks=1, sink_blocks=0, latest_blocks=1))
         ]
         for cache in caches:
@@ -135,7 +138,7 @@ class Forced:
 def compare_answers(asked: argparse.Namespace) -> None:
     torch.set_num_threads(asked.threads)
     context = asked.context
-    few = sparse_of(context, asked.share, asked.block_tokens, Sparse(0).dense_layers)
+    few = sparse_of(asked, Sparse(0).dense_layers)
     n_blocks = ceil_div(context, asked.block_tokens)
     print(
         f"{asked.model} at {context} tokens: {few.read_blocks} of {n_blocks} blocks of "
@@ -144,8 +147,8 @@ def compare_answers(asked: argparse.Namespace) -> None:
     for codec in asked.codecs.split(","):
         config = Config(
             model=asked.model, kv=codec, block_tokens=asked.block_tokens, max_sequences=64,
-            sparse_blocks=few.blocks, max_context=context, threads=asked.threads,
-            kv_memory=asked.kv_memory,
+            sparse_blocks=few.blocks, max_context=context,
+            threads=asked.threads, kv_memory=asked.kv_memory,
         )  # fmt: skip
         forced = Forced.of(plan_serving(config))
         tokenizer = load_tokenizer(forced.planned.checkpoint)
@@ -169,10 +172,12 @@ def compare_recall(forced: Forced, probe: Probe, codec: str) -> None:
         asked = [forced.feed(probe.context + q, n, n_prompt, scored=True) for q in probe.questions]
         last.append(torch.stack([logits[-1] for logits in asked]))
     same = (last[0].argmax(-1) == last[1].argmax(-1)).float().mean()
-    right = [(x[:, answers].argmax(-1) == torch.arange(len(answers))).float().mean() for x in last]
+    answered = [x[:, answers].argmax(-1) for x in last]
+    agreed = (answered[0] == answered[1]).float().mean()
+    right = [(x == torch.arange(len(answers))).float().mean() for x in answered]
     print(
-        f"{codec}, recall: same top token {same:.1%} of {len(answers)}; facts recalled "
-        f"{right[1]:.0%}, reading all {right[0]:.0%}"
+        f"{codec}, recall: same answer {agreed:.1%} of {len(answers)}, same top token {same:.1%}; "
+        f"facts recalled {right[1]:.0%}, reading all {right[0]:.0%}"
     )
 
 

@@ -50,7 +50,7 @@ void bound_block(uint8_t* arena, const Plane& p, const Sequences& seqs, Filled f
 
 constexpr int EDGE_STEP = 2 * LANES;  // of bf16 in one load
 constexpr int EDGE_ROWS = 4;           // query heads whose sums stay in registers
-constexpr int AHEAD_BLOCKS = 8;        // that are fetched before their use: they lie apart
+constexpr int AHEAD_BLOCKS = 24;       // that are fetched before their use: they lie apart
 
 // What a head's query multiplies the least and the most of each dim by, to have the scores that it
 // expects. In each 2 * LANES the even ones come first.
@@ -171,8 +171,9 @@ void pick_blocks(const Choose& c, const FewQuery& query, float* scores, int64_t*
   for (int block = stop; block < query.n_blocks; ++block) take(block);
 }
 
+// Into the second cache: there is room for more on the way to it than to the first.
 INLINE void fetch(const uint8_t* from, int n_bytes) {
-  for (int byte = 0; byte < n_bytes; byte += 64) __builtin_prefetch(from + byte);
+  for (int byte = 0; byte < n_bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
 // Scores of R query heads that share a KV head, from one piece's blocks; `edges` lie so far into a block, and

@@ -65,6 +65,18 @@ struct Runs {
   INLINE_MEMBER void each(Use use) const {
     for (int r = 0; r < n; ++r) use(runs[r].block, runs[r].token, runs[r].at, runs[r].n_tokens);
   }
+
+  // The same, of tokens in one panel.
+  template <class Use>
+  INLINE_MEMBER void each_of_panels(Use use) const {
+    each([&](const uint8_t* block, int token, int i, int n) {
+      for (int stop = i + n, part; i < stop; i += part, token += part) {
+        part = PANEL_TOKENS - i % PANEL_TOKENS;
+        part = part < stop - i ? part : stop - i;
+        use(block, token, i, part);
+      }
+    });
+  }
 };
 
 // Cache lines of 16 rows, less what rounds down.
@@ -83,6 +95,15 @@ INLINE void find_panels(const Runs& runs, const Field& f, int head, const uint8_
 template <int bytes>
 INLINE void copy_units(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride, int n) {
   for (int u = 0; u < n; ++u) __builtin_memcpy(to + u * to_stride, from + u * from_stride, bytes);
+}
+
+// Units of tokens that lie side by side; half a panel of them is what blocks of 8 tokens have.
+template <int bytes>
+INLINE void copy_units(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride, int n, int n_tokens) {
+  constexpr int half = PANEL_TOKENS / 2;
+  for (; n_tokens >= half; n_tokens -= half, from += half * bytes, to += half * bytes)
+    copy_units<half * bytes>(from, from_stride, to, to_stride, n);
+  for (; n_tokens > 0; --n_tokens, from += bytes, to += bytes) copy_units<bytes>(from, from_stride, to, to_stride, n);
 }
 
 // Four rows of fp32 as four columns of a panel.
@@ -111,10 +132,12 @@ void find_keys(const Runs& runs, const Plane& p, int head, Span span, float* roo
   }
   for (int i = span.start / PANEL_TOKENS; i * PANEL_TOKENS < span.stop; ++i) found.at[i] = copy + i * panel_bytes;
   if constexpr (in_units<C>) {
-    runs.each([&](const uint8_t* block, int token, int i, int n) {
-      for (int stop = i + n; i < stop; ++i, ++token)
-        copy_units<bytes>(row_at(p, block, head, token).data, p.data.unit_stride,
-                          copy + i / PANEL_TOKENS * panel_bytes + i % PANEL_TOKENS * bytes, found.stride, n_units);
+    runs.each_of_panels([&](const uint8_t* block, int token, int i, int n) {
+      uint8_t* to = copy + i / PANEL_TOKENS * panel_bytes + i % PANEL_TOKENS * bytes;
+      const uint8_t* from = row_at(p, block, head, token).data;
+      if (p.data.token_stride == bytes) return copy_units<bytes>(from, p.data.unit_stride, to, found.stride, n_units, n);
+      for (; n > 0; --n, from += p.data.token_stride, to += bytes)
+        copy_units<bytes>(from, p.data.unit_stride, to, found.stride, n_units);
     });
   } else {
     alignas(64) float rows[4][MAX_DIM];
@@ -144,7 +167,8 @@ void find_values(const Runs& runs, const Plane& p, int head, Span span, int chun
       RowAt row = row_at(p, block, head, token);
       if constexpr (in_units<C>) {
         uint8_t* to = copy + i * row_bytes;
-        copy_units<bytes>(row.data, p.data.unit_stride, to, bytes, p.dim / dims);
+        if (p.data.unit_stride == p.data.unit_bytes) __builtin_memcpy(to, row.data, p.dim / dims * bytes);
+        else copy_units<bytes>(row.data, p.data.unit_stride, to, bytes, p.dim / dims);
         for (int64_t at = int64_t(p.dim) / dims * bytes; at < row_bytes; ++at) to[at] = 0;
       } else {
         decode_row<C>(row, p.dim, padded, room + i * padded);
