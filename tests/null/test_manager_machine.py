@@ -138,7 +138,7 @@ class ManagerMachine(RuleBasedStateMachine):
         mark = any(value & 1 for value in seen)  # what is computed from what is not exact
         for position in range(start, start + n):
             for _, row in self.arena.rows(self.manager, sequence, position):
-                row[0] = sums[position] | mark
+                row[:] = sums[position] | mark  # whole: what a block held before is no row
         self.manager.commit(sequence, tokens[start : start + n])
 
     @precondition(lambda self: self.running)
