@@ -33,6 +33,11 @@ struct Pass {
   using Walk = Stages::Walk;
 
   void run(Walk& walk) {
+    if (n_tokens) layers(walk);  // a stage has tasks
+    logits(walk);
+  }
+
+  void layers(Walk& walk) {
     for_tokens(walk, [&](int t) { embed(t); });
     for (size_t i = 0; i < model.layers.size(); ++i) {
       const Layer& l = model.layers[i];
@@ -48,7 +53,6 @@ struct Pass {
       });
       add_product(walk, l.down, l.mlp_post_norm, next ? next->attention_norm : nullptr);
     }
-    logits(walk);
   }
 
   // ---- stages ---------------------------------------------------------------------------------

@@ -48,6 +48,10 @@ class Config:
     share_prefixes: bool = False
     """Let clients with different API keys reuse each other's prefixes, and so tell by the time to
     the first token what others have sent."""
+    prompt_ends: int = 64
+    """Prompts of which is kept what their first answer follows from, those used last: the same
+    prompt again, its blocks still cached, gets its first token without a step, bit for bit the
+    same. 0 keeps none, and so does --sparse-blocks."""
     sparse_blocks: int | None = None
     """Blocks that each KV head reads of a context for a generated token, beside the first and the
     latest; all when not given. Nothing is forgotten, and prompts read all."""
@@ -95,6 +99,8 @@ class Config:
         for name in ("max_context", "threads", "window", "sparse_blocks"):
             if getattr(self, name) is not None:
                 at_least_one(name, getattr(self, name))
+        if self.prompt_ends < 0:
+            raise ConfigError("--prompt-ends", f"{self.prompt_ends} is too small; 0 keeps none")
         check_sinks(self.window, self.sinks)
         if self.kv_memory is not None and self.memory is not None:
             raise ConfigError("--memory", "give either --kv-memory or --memory, not both")

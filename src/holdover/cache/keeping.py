@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdover.cache.blocks import TOKEN_BYTES, Block
+from holdover.cache.ends import PromptEnds
 from holdover.cache.matching import Matcher
 from holdover.cache.mover import Mover
 from holdover.cache.prefix import PrefixIndex
@@ -43,12 +44,14 @@ class Keeper:
         room: Room,
         matcher: Matcher,
         mover: Mover,
+        ends: PromptEnds,
     ) -> None:
         self._layout = layout
         self._index = index
         self._room = room
         self._matcher = matcher
         self._mover = mover
+        self._ends = ends
 
     def kept(self, tokens: bytes, tenant: str) -> Kept:
         bytes_in: dict[str, int] = {}
@@ -72,12 +75,15 @@ class Keeper:
         The whole blocks of the first `keep_tokens` stay.
         """
         n_gone = 0
+        gone: dict[bytes, bytes] = {}
         n_kept = keep_tokens * TOKEN_BYTES // self._index.run_bytes
         for step in reversed(list(self._steps(tokens, tenant))[n_kept:]):
             if self._is_shared(step):
                 break
+            gone[step.parent] = step.run
             for shorter in self._runs_within(step):
                 n_gone += self._remove(shorter)
+        self._ends.forget(gone)
         return n_gone
 
     # ---- within -------------------------------------------------------------------------------

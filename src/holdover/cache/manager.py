@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from holdover.cache.arena import Arena
 from holdover.cache.blocks import TOKEN_BYTES, Block
 from holdover.cache.costs import Costs
+from holdover.cache.ends import PromptEnds
 from holdover.cache.evictions import Evictions
 from holdover.cache.explain import Reuse, explained
 from holdover.cache.keeping import Keeper, Kept
@@ -47,6 +48,7 @@ class CacheManager:
         salt: bytes = b"",
         share_prefixes: bool = False,
         whole_tokens: int | None = None,
+        ends: PromptEnds | None = None,
     ) -> None:
         """`seed` is what keys and values follow from; `salt` keeps tenants apart on every tier,
         unless they share prefixes. With `whole_tokens` each sequence holds blocks for so many from
@@ -65,7 +67,10 @@ class CacheManager:
         self._mover = mover or Mover(layout, (), Costs())
         self._mover.bind(self._index.record, self._room.view)
         self._lifts = Lifts(self._room, self._index, self._mover, self._fits)
-        self._keeper = Keeper(layout, self._index, self._room, self._matcher, self._mover)
+        self.ends = PromptEnds.none() if ends is None else ends
+        self._keeper = Keeper(
+            layout, self._index, self._room, self._matcher, self._mover, self.ends
+        )
         self._sequences: dict[SequenceCache, None] = {}
         self._version = 0
         self.evicted_blocks = 0

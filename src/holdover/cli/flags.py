@@ -17,7 +17,7 @@ from holdover.errors import ConfigError
 MODEL_FIELDS = ("model",)
 PLAN_FIELDS = (
     "kv_memory", "memory", "kv", "dtype", "backend", "block_tokens", "max_sequences",
-    "step_tokens", "max_context", "threads", "tiers", "sparse_blocks",
+    "step_tokens", "max_context", "threads", "tiers", "prompt_ends", "sparse_blocks",
 )  # fmt: skip
 ENGINE_FIELDS = (
     "weights",

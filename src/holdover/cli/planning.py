@@ -23,7 +23,7 @@ from holdover.plan.sizing.text import one_line
 # Settings that mean something to a server only.
 _SERVING_FIELDS = (
     "kv_memory", "dtype", "backend", "threads", "max_sequences", "max_context", "tiers",
-    "sparse_blocks",
+    "prompt_ends", "sparse_blocks",
 )  # fmt: skip
 
 

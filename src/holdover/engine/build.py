@@ -9,11 +9,13 @@ import ctypes
 import hashlib
 import logging
 
+import numpy as np
 import torch
 
 import holdover
 from holdover.cache.arena import HostArena
 from holdover.cache.costs import Costs
+from holdover.cache.ends import PromptEnds
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import Mover
 from holdover.cache.tiers._open import open_tiers, tenant_salt
@@ -57,6 +59,9 @@ def build_engine(planned: Planned) -> Engine:
     for tier in tiers:
         if tier.codec is not None:
             _log.info("tier %s stores blocks requantised in %s", tier.name, tier.codec)
+    room = planned.ends
+    ends = np.zeros((room.n_rows, room.width), np.float32)
+    _as_planned("ends", ends.nbytes, plan.parts.ends_bytes)
     _return_freed_memory()
     return Engine(
         model=model,
@@ -72,6 +77,7 @@ def build_engine(planned: Planned) -> Engine:
             whole_tokens=(
                 plan.limits.max_context_tokens if config.reservation == "contiguous" else None
             ),
+            ends=PromptEnds(ends[: room.n_kept], plan.layout.spec.block_tokens),
         ),
         tokenizer=tokenizer,
         limits=plan.limits,
@@ -80,6 +86,7 @@ def build_engine(planned: Planned) -> Engine:
         max_waiting_requests=config.max_waiting_requests,
         fingerprint=_fingerprint(planned, seed),
         reuses_prefixes=config.reservation == "shared",
+        ends=ends[room.n_kept :] if room.n_kept else None,
     )
 
 

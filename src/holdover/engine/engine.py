@@ -22,6 +22,7 @@ from functools import partial
 from typing import TypeVar
 
 from holdover.cache.costs import MEASURED_TOKENS
+from holdover.cache.ends import Row
 from holdover.cache.keeping import Kept
 from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
@@ -68,7 +69,9 @@ class Engine:
         max_waiting_requests: int,
         fingerprint: str = "",
         reuses_prefixes: bool = True,
+        ends: Row | None = None,
     ) -> None:
+        """`ends`: see `Runner`."""
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint
         self._max_waiting = max_waiting_requests
@@ -78,7 +81,7 @@ class Engine:
         self._manager = manager
         self._residencies = tuple(group.residency for group in manager.layout.spec.groups)
         self._scheduler = Scheduler(manager, limits)
-        self._runner = Runner(model, kernels, manager)
+        self._runner = Runner(model, kernels, manager, ends)
         self._arena_bytes = (planned_bytes, allocated_bytes)
         self._request_ids = itertools.count()
         self._arrivals = itertools.count()
@@ -245,7 +248,7 @@ class Engine:
         self._begun(batch)
         self._steps += 1
         began_s = time.perf_counter()
-        logits, damaged = self._runner.run(batch)
+        logits, damaged, ends = self._runner.run(batch)
         rows = [sequence.sample_row() for sequence in batch.sampled]
         sampled = sample(logits, rows) if rows else []
         tokens = dict(zip(batch.sampled, sampled, strict=True))
@@ -254,6 +257,8 @@ class Engine:
         for sequence in failed:
             self._scheduler.finish(sequence)  # not committed: nobody may reuse its new rows
         self._scheduler.commit(batch)
+        if ends is not None:
+            self._keep_ends(batch, ends)
         self._manager.observe(len(batch.token_ids), time.perf_counter() - began_s)
         events = [self._failure(sequence) for sequence in failed]
         for sequence, token in tokens.items():
@@ -268,11 +273,19 @@ class Engine:
             events.append((answer, event))
         return events
 
+    def _keep_ends(self, batch: Batch, ends: Row) -> None:
+        """Of the prompts that this step has computed to their end."""
+        computed = batch.sampled[: len(batch.logit_rows)]
+        for sequence, row in zip(computed, ends, strict=False):
+            if sequence.cache is not None and not sequence.n_generated:
+                self._manager.ends.keep(sequence.cache, row)
+
     def _begun(self, batch: Batch) -> None:
         """Requests with a sequence in the batch wait no more."""
         if self._waiting:
             with self._changed:
-                self._waiting -= {self._answers[s].request for s in batch.sequences}
+                begun = (*batch.sequences, *batch.sampled)
+                self._waiting -= {self._answers[s].request for s in begun}
 
     def _failure(self, sequence: Sequence) -> tuple[Answer, Event]:
         answer = self._answers[sequence]
@@ -383,6 +396,7 @@ class Engine:
             declined_loads=manager.declined_loads,
             lost_blocks=manager.lost_blocks,
             requantised_tokens=scheduler.requantised_tokens,
+            known_ends=scheduler.known_ends,
             refused_total=self._refused_total,
             decode_read_blocks=self._runner.reads.read_blocks,
             decode_context_blocks=self._runner.reads.context_blocks,

@@ -31,6 +31,7 @@ from holdover.plan.warnings import plan_warnings
 from holdover.registry import check_plugin
 from holdover.spec.centres import CentreLayout
 from holdover.spec.dtypes import DType
+from holdover.spec.ends import EndLayout
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
@@ -73,6 +74,10 @@ class Planned:
     def centres(self) -> CentreLayout:
         stored = stored_layouts(self.tiers, self.layout)
         return centre_layout(self.layout, self.geometry, self.limits, stored)
+
+    @property
+    def ends(self) -> EndLayout:
+        return end_layout(self.config, self.geometry, self.limits)
 
 
 def plan_serving(
@@ -120,6 +125,7 @@ def plan_serving(
                 else blueprint.buffer_bytes(limits) + blueprint.input_bytes(limits)
             ),
             centres_bytes=centre_layout(layout, geometry, limits, stored).nbytes,
+            ends_bytes=end_layout(config, geometry, limits).nbytes,
         )
 
     model_name = config.served_name or _model_name(config.model, checkpoint.path)
@@ -237,6 +243,14 @@ def centre_layout(
     )
     ropes = geometry.layer_ropes
     return CentreLayout.of(layout.spec, layers, ropes, limits.max_context_tokens)
+
+
+def end_layout(config: Config, geometry: Geometry, limits: Limits) -> EndLayout:
+    """None are kept where a prompt finds nothing of an earlier one, and beside sparse attention,
+    where rows do not follow from tokens alone, but from which of them were generated too."""
+    reused = config.reservation == "shared" and config.sparse_blocks is None
+    n_kept = config.prompt_ends if reused else 0
+    return EndLayout.of(n_kept, limits.max_sequences, geometry.hidden_size)
 
 
 def process_bytes(vocab_size: int) -> int:

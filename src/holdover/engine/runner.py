@@ -6,12 +6,14 @@ Reads the batch and the manager's block tables; changes only the arena's bytes, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdover.cache.ends import Row
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
 from holdover.engine.reading import ReadCounts
@@ -22,27 +24,51 @@ from holdover.models.base import Model
 from holdover.units import ceil_div
 
 
+class Ran(NamedTuple):
+    """`logits` float32 [the batch's sampled, vocab]; `damaged` sequences of the batch have new keys
+    or values that are not finite. `ends` [sampled, width] are what the logits follow from, until
+    the next step: None where no prompt ends in this one."""
+
+    logits: Tensor
+    damaged: Sequence[int]
+    ends: Row | None
+
+
 class Runner:
-    def __init__(self, model: Model, kernels: KernelBackend, manager: CacheManager) -> None:
+    def __init__(
+        self, model: Model, kernels: KernelBackend, manager: CacheManager, ends: Row | None = None
+    ) -> None:
+        """`ends` [most sequences, width] is where a step has ends of prompts; None: nobody asks."""
         self._model = model
         self._kernels = kernels
         self._manager = manager
+        self._ends = None if ends is None else torch.from_numpy(ends)
         self._watch = RowWatch(manager.layout)
         self.reads = ReadCounts(manager.layout)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> tuple[Tensor, Sequence[int]]:
-        """Logits [rows of the batch that get a token, vocab] float32, and which of the batch's
-        sequences have new keys or values that are not finite."""
+    def run(self, batch: Batch) -> Ran:
+        ends = self._ends_of(batch)
         step = self._watch.over(self._kernels.begin(attention_batch(batch, self._manager)))
         logits = self._model.forward(
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.positions),
             step,
             torch.from_numpy(batch.logit_rows),
+            ends,
         )
         self.reads.add(batch)
-        return logits, step.damaged(batch.query_start)
+        damaged = step.damaged(batch.query_start) if batch.sequences else ()
+        return Ran(logits, damaged, None if ends is None else ends.numpy())
+
+    def _ends_of(self, batch: Batch) -> Tensor | None:
+        """Room for the ends of prompts that this step computes, and the known ones behind it."""
+        if self._ends is None or all(sequence.n_generated for sequence in batch.sampled):
+            return None
+        ends = self._ends[: len(batch.sampled)]
+        for row, known in zip(ends[len(batch.logit_rows) :], batch.known, strict=True):
+            row.copy_(torch.from_numpy(known))
+        return ends
 
 
 def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:
@@ -60,7 +86,7 @@ def block_tables(
     n_blocks = [ceil_div(n, block_tokens) for n in context_tokens.tolist()]
     tables = []
     for group in range(len(manager.layout.blocks)):
-        table = np.full((len(n_blocks), max(n_blocks)), -1, dtype=np.int32)
+        table = np.full((len(n_blocks), max(n_blocks, default=0)), -1, dtype=np.int32)
         for row, cache, n in zip(table, caches, n_blocks, strict=True):
             assert cache is not None
             row[:n] = manager.block_table(cache, group)[:n]

@@ -14,13 +14,14 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Sequence_
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdover.cache.ends import Row
 from holdover.cache.explain import Reuse
 from holdover.cache.lifting import Lift
 from holdover.cache.manager import CacheManager
@@ -57,7 +58,8 @@ class Batch:
     """One step, flat: sequences[s] owns tokens [query_start[s], query_start[s + 1]).
 
     `logit_rows` are the rows of T whose token is the last known one of its sequence; the sequences
-    that get a new token, in the same order, are `sampled`.
+    that get a new token are `sampled`: these in the same order, then those whose prompt's end is
+    `known`, of which this step computes nothing.
     """
 
     sequences: tuple[Sequence, ...]
@@ -67,6 +69,7 @@ class Batch:
     context_tokens: NDArray[np.int32]  # [sequences], tokens of this step included
     logit_rows: NDArray[np.int64]  # [R]
     sampled: tuple[Sequence, ...]
+    known: tuple[Row, ...] = ()
 
 
 class Scheduler:
@@ -85,6 +88,7 @@ class Scheduler:
         self.prompt_tokens = 0  # of all sequences ever let in
         self.cached_tokens = 0  # those of them that were reused
         self.requantised_tokens = 0  # those of these that a tier had requantised
+        self.known_ends = 0  # sequences whose first token needed no step
         self._steps = 0
         # An entrance that failed is tried again when room may have come: matching is not free.
         self._entrance_closed = False
@@ -215,9 +219,11 @@ class Scheduler:
             sequence.state = State.RUNNING
             insort(self.running, sequence, key=_by_arrival)
             insort(work, (sequence, n_tokens), key=lambda item: item[0].arrival)
-            budget -= n_tokens
+            budget -= max(1, n_tokens)  # a known end takes a row of the step too
 
     def _admit(self, sequence: Sequence, budget: int) -> int | None:
+        """Its tokens in this step, None where it does not enter. It has none where the end of its
+        prompt is known: then it goes on as one that was parked with an answer begun."""
         is_new = sequence.cached_tokens is None
         alone = not (self.running or self.loading)
         n_step = enter(self._manager, self._limits, sequence, budget, alone)
@@ -226,7 +232,16 @@ class Scheduler:
             assert sequence.cache is not None
             self.cached_tokens += sequence.cache.n_tokens
             self.requantised_tokens += sequence.cache.requantised_tokens
-        return n_step
+        if n_step is None or sequence.n_generated:
+            return n_step
+        assert sequence.cache is not None
+        sequence.end = self._manager.ends.find(sequence.cache, sequence.tokens)
+        if sequence.end is None:
+            return n_step
+        self.known_ends += 1
+        if sequence.reuse is not None:
+            sequence.reuse = replace(sequence.reuse, end_was_kept=True)
+        return 0
 
 
 def enter(
@@ -266,14 +281,18 @@ def enter(
 
 
 def batch_of(work: Iterable[tuple[Sequence, int]]) -> Batch:
-    """A step that computes so many tokens of each sequence."""
+    """A step that computes so many tokens of each sequence; none of one whose end is known."""
+    work = list(work)
+    computed = [(sequence, n_tokens) for sequence, n_tokens in work if n_tokens]
+    ended = [(s, s.end) for s, n_tokens in work if not n_tokens and s.end is not None]
+    assert len(computed) + len(ended) == len(work), "nothing to do for a sequence of the step"
     token_ids: list[int] = []
     positions: list[int] = []
     query_start = [0]
     context_tokens = []
     logit_rows = []
     sampled = []
-    for sequence, n_tokens in work:
+    for sequence, n_tokens in computed:
         start = sequence.n_computed
         stop = start + n_tokens
         token_ids += sequence.tokens[start:stop]
@@ -284,11 +303,12 @@ def batch_of(work: Iterable[tuple[Sequence, int]]) -> Batch:
             logit_rows.append(len(token_ids) - 1)
             sampled.append(sequence)
     return Batch(
-        tuple(sequence for sequence, _ in work),
+        tuple(sequence for sequence, _ in computed),
         np.array(token_ids, dtype=np.int64),
         np.array(positions, dtype=np.int64),
         np.array(query_start, dtype=np.int32),
         np.array(context_tokens, dtype=np.int32),
         np.array(logit_rows, dtype=np.int64),
-        tuple(sampled),
+        (*sampled, *(sequence for sequence, _ in ended)),
+        tuple(end for _, end in ended),
     )

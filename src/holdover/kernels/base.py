@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """The sequences of one step, flat: sequence s owns tokens [query_start[s], query_start[s+1]).
+    There may be none, where all logits follow from rows of earlier steps.
 
     `context_tokens[s]` counts the tokens of s in the cache, those of this step included, so its
     queries stand at positions [context - queries, context). `block_tables[group]` is

@@ -76,8 +76,23 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        logit_rows: Tensor,
+        ends: Tensor | None = None,
     ) -> Tensor:
+        hidden = self.embedding.new_empty(0, self.geometry.hidden_size)
+        if len(token_ids):
+            hidden = self._layers(token_ids, positions, step).index_select(0, logit_rows)
+        if ends is not None:
+            ends[: len(logit_rows)] = hidden
+            hidden = ends.to(hidden.dtype)  # whose values fp32 holds exactly
+        return logits(hidden, self.norm, self.head, self.geometry)
+
+    def _layers(self, token_ids: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        """The residual stream of all tokens behind the last layer."""
         g = self.geometry
         hidden = F.embedding(token_ids, self.embedding)
         if self.scale != 1.0:
@@ -101,8 +116,7 @@ class Decoder:
                 g,
             )
             hidden += _normed(_mlp(hidden, layer.mlp, g), layer.mlp_post_norm, g)
-        hidden = hidden.index_select(0, logit_rows)
-        return logits(hidden, self.norm, self.head, g)
+        return hidden
 
 
 def embedding_scale(geometry: Geometry, family: Family, dtype: DType) -> float:

@@ -44,6 +44,7 @@ class NativeDecoder:
     buffers: Tensor
     decoder: Any
     logits: Tensor  # [most rows, vocab], a view of the buffers
+    residual: Tensor  # [most tokens, width], too
 
     @property
     def weights_nbytes(self) -> int:
@@ -54,9 +55,16 @@ class NativeDecoder:
         return self.buffers.nbytes
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        logit_rows: Tensor,
+        ends: Tensor | None = None,
     ) -> Tensor:
         """The logits are of this step until the next."""
+        if ends is not None:
+            return self._with_ends(token_ids, positions, step, logit_rows, ends)
         watched = step if isinstance(step, WatchedStep) else None
         tapped = step if isinstance(step, TappedStep) else None
         inner = step.step if isinstance(step, (WatchedStep, TappedStep)) else step
@@ -83,6 +91,24 @@ class NativeDecoder:
         if watched is not None:
             watched.note(wrong)
         return self.logits[: len(logit_rows)]
+
+    def _with_ends(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        logit_rows: Tensor,
+        ends: Tensor,
+    ) -> Tensor:
+        """Known rows stand behind those of the step's tokens, as if they were of such."""
+        n_rows, n_tokens = len(logit_rows), len(token_ids)
+        n_all = n_tokens + len(ends) - n_rows
+        assert n_all <= len(self.residual), "a step is larger than the buffers"
+        self.residual[n_tokens:n_all] = ends[n_rows:]
+        rows = torch.cat([logit_rows, torch.arange(n_tokens, n_all)])
+        logits = self.forward(token_ids, positions, step, rows)
+        torch.index_select(self.residual, 0, logit_rows, out=ends[:n_rows])
+        return logits
 
 
 def load_native(
@@ -114,6 +140,8 @@ def with_weights(
     buffers = host_bytes(blueprint.buffer_bytes(limits), "buffers of a step")
     offset = blueprint.numbers.logits_offset(limits.step_tokens, most_rows)
     logits = buffers[offset:].view(torch.float32)[: most_rows * vocab_size]
+    width = blueprint.geometry.hidden_size
+    residual = buffers.view(torch.float32)[: limits.step_tokens * width]  # the first of them
     return NativeDecoder(
         geometry=blueprint.geometry,
         dtype=dtype,
@@ -122,6 +150,7 @@ def with_weights(
         buffers=buffers,
         decoder=_decoder(blueprint, dtype, weights, limits, buffers),
         logits=logits.view(most_rows, vocab_size),
+        residual=residual.view(limits.step_tokens, width),
     )
 
 

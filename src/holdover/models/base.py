@@ -36,13 +36,23 @@ class Model(Protocol):
         """Bytes of all tensors held, shared ones once; equals `planned_weights_bytes`."""
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, step: AttentionStep, logit_rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        logit_rows: Tensor,
+        ends: Tensor | None = None,
     ) -> Tensor:
         """One step over the flat tokens of any number of sequences.
 
         `token_ids` and `positions` are int64 [tokens], `logit_rows` int64 [rows] indexes tokens.
         Writes every layer's keys and values through `step`. Returns float32 [rows, vocab], which
         may be overwritten by the next call.
+
+        `ends`, float32 [rows + known, width], gets what the logits follow from (`spec.ends`). What
+        it has behind these rows is known from earlier steps, and its logits are returned as well:
+        [rows + known, vocab]. There may be no tokens then. Tokens and known rows together are no
+        more than a step's tokens.
         """
 
 

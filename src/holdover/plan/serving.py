@@ -1,6 +1,7 @@
 """The serving plan: every byte a running server takes, before anything is loaded.
 
-    memory = process + weights + workspace + tables + activations + tiers + arena + slack
+    memory = process + weights + workspace + tables + activations + tiers + centres + ends
+             + arena + slack
 
 The engine allocates what stands here and asserts equality; `slack`, the bytes of the KV budget that
 fill no whole sector, is the only remainder. Bytes of KV come from the layout, never from here.
@@ -42,6 +43,7 @@ class Parts:
     activations_bytes: int  # of one step, sampling included
     tiers_bytes: int = 0  # in this process: a region, or buffers of what lies elsewhere
     centres_bytes: int = 0  # of keys, and the turns that place them
+    ends_bytes: int = 0  # of prompts: kept ones, and one step's
 
     @property
     def total_bytes(self) -> int:

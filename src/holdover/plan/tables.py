@@ -25,6 +25,7 @@ _MEANING = {
     "activations_bytes": "one step's widest forward pass and sampling",
     "tiers_bytes": "what --tiers keep in this process",
     "centres_bytes": "what keys are stored less of",
+    "ends_bytes": "what prompts ended with (--prompt-ends)",
     "arena_bytes": "the KV cache, whole sectors",
     "slack_bytes": "KV budget that fills no sector",
 }
@@ -127,7 +128,7 @@ def _window(report: dict[str, Any]) -> str:
 def _memory_table(console: Console, report: dict[str, Any]) -> Table:
     table = _table(console, "memory", ">size", ">bytes", "what it is")
     for key, n_bytes in report["memory"].items():
-        if key in ("tiers_bytes", "centres_bytes") and not n_bytes:
+        if key in ("tiers_bytes", "centres_bytes", "ends_bytes") and not n_bytes:
             continue
         name = key.removesuffix("_bytes")
         table.add_row(name, format_bytes(n_bytes), f"{n_bytes:,}", _MEANING[key])

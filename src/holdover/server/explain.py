@@ -104,6 +104,8 @@ class Book:
             "position": reuse.position,
             "text": self._sentence(explained),
         }
+        if reuse.end_was_kept:
+            told["end_was_kept"] = True
         if reuse.requantised_tokens:
             told["requantised_tokens"] = reuse.requantised_tokens
         if explained.before:
@@ -136,6 +138,12 @@ class Book:
         return f"{what} was evicted {ago_s:.1f} s before, {_for(eviction)}"
 
 
+def _all(book: Book, explained: Explained) -> str:
+    if explained.reuse.end_was_kept:
+        return "all was reused; what the first token follows from was kept too"
+    return "all was reused but the last token, which has to be computed"
+
+
 def _nothing(book: Book, explained: Explained) -> str:
     return (
         "no prefix of this API key is kept; prefixes of other keys are not shared "
@@ -153,7 +161,7 @@ def _slower(book: Book, explained: Explained) -> str:
 
 
 _SENTENCES: dict[str, Callable[[Book, Explained], str]] = {
-    "all": lambda book, e: "all was reused but the last token, which has to be computed",
+    "all": _all,
     "nothing": _nothing,
     "new": lambda book, e: f"what was kept ends at token {e.reuse.position}; the rest is new",
     "differs": Book._differs,

@@ -61,6 +61,11 @@ _COUNTERS = (
         "Of the reused prompt tokens, those that a tier gave back in a denser codec's precision",
     ),
     (
+        "known_ends",
+        "known_prompt_ends",
+        "First tokens that needed no step: the same prompt had ended before",
+    ),
+    (
         "decode_read_blocks",
         "decode_read_blocks",
         "Blocks that generated tokens' queries read, of each KV head of a sparse layer",

@@ -42,7 +42,7 @@ def test_plan_prints_the_identity_and_what_fits() -> None:
     numbers = {name: int(size.replace(",", "")) for name, size in sizes.items()}
     total = numbers.pop("= memory")
     assert set(numbers) == {
-        "process", "weights", "workspace", "tables", "activations", "arena", "slack",
+        "process", "weights", "workspace", "tables", "activations", "ends", "arena", "slack",
     }  # fmt: skip
     assert sum(numbers.values()) == total
     assert numbers["arena"] + numbers["slack"] == 256 * 2**20

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -29,6 +30,7 @@ from transformers import (
 
 from holdover.cache.arena import HostArena
 from holdover.cache.costs import Costs
+from holdover.cache.ends import PromptEnds
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import Mover
 from holdover.cache.tiers._open import open_tiers, parse_tiers, stored_layouts
@@ -46,6 +48,7 @@ from holdover.models._centring import find_centres, text_tokens
 from holdover.models._native import load_weights, with_weights
 from holdover.models.base import Model, load_model
 from holdover.spec.dtypes import DType
+from holdover.spec.ends import EndLayout
 from holdover.spec.groups import CacheSpec
 from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
@@ -251,7 +254,7 @@ def serve() -> Iterator[Serve]:
         loaded: Loaded, arena_bytes: int = 8 << 20, *, max_sequences: int = 16,
         step_tokens: int = 64, block_tokens: int = 8, max_context_tokens: int | None = None,
         codec: str = "fp32", backend: str | None = None, max_waiting_requests: int = 1000,
-        native_weights: str | None = None, tiers: Sequence[str] = (),
+        native_weights: str | None = None, tiers: Sequence[str] = (), prompt_ends: int = 4,
     ) -> Served:  # fmt: skip
         geometry = loaded.model.geometry
         spec = CacheSpec.of(geometry.layers, block_tokens)
@@ -277,12 +280,18 @@ def serve() -> Iterator[Serve]:
             specs, layout, loaded.checkpoint.digest() + layout.fingerprint,
             lambda stored: transcoder(layout, own, stored, centres_of(stored, centres)),
         )  # fmt: skip
-        manager = CacheManager(layout, arena, mover=Mover(layout, opened, Costs()))
+        room = EndLayout.of(prompt_ends, max_sequences, geometry.hidden_size)
+        ends = np.zeros((room.n_rows, room.width), np.float32)
+        manager = CacheManager(
+            layout, arena, mover=Mover(layout, opened, Costs()),
+            ends=PromptEnds(ends[:prompt_ends], block_tokens),
+        )  # fmt: skip
         gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace, own))
         engine = Engine(
             model=model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
             limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,
             max_waiting_requests=max_waiting_requests,
+            ends=ends[prompt_ends:] if prompt_ends else None,
         )  # fmt: skip
         started.append(Served(engine, manager, gate, loaded.tokenizer))
         return started[-1]

@@ -16,8 +16,9 @@ import torch
 from holdover.config import Config
 from holdover.engine.api import Event
 from holdover.engine.build import build_engine
-from holdover.engine.planning import plan_serving
+from holdover.engine.planning import end_layout, plan_serving
 from holdover.errors import BudgetError, ModelFileError, PluginError
+from holdover.plan.report import memory_items
 
 from .conftest import GREEDY, Loaded, Reply
 
@@ -50,6 +51,21 @@ def test_a_plan_becomes_an_engine_of_its_size(config: Config) -> None:
     assert events[-1].finish_reason in ("length", "stop")
     assert engine.limits == planned.limits
     assert engine.fingerprint.startswith("fp_")
+
+
+def test_room_for_ends_of_prompts(config: Config) -> None:
+    """`build_engine` compares it with what it allocates: 10 kept, and those of one step."""
+    for changed, n_rows in (
+        ({}, 10 + 16), ({"prompt_ends": 0}, 0), ({"reservation": "paged"}, 0),
+    ):  # fmt: skip
+        asked = {"prompt_ends": 10, "max_sequences": 16, **changed}
+        planned = plan_serving(replace(config, **asked))
+        engine = build_engine(planned)
+        engine.shutdown(0)
+        assert planned.plan.parts.ends_bytes == n_rows * 64 * 4
+        assert planned.plan.memory_bytes == sum(memory_items(planned.plan).values())
+    sparse = end_layout(replace(config, sparse_blocks=8), planned.geometry, planned.limits)
+    assert sparse.nbytes == 0
 
 
 def test_ways_of_taking_room_answer_alike_and_hold_what_they_say(config: Config) -> None:

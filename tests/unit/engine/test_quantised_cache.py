@@ -25,7 +25,9 @@ EVERY_RUN = ("fp8", "int8", "int4", "q5_1", *MIXED)  # the others share their co
     [c if c in EVERY_RUN else pytest.param(c, marks=pytest.mark.slow) for c in QUANTISED],
 )
 def test_a_quantised_cache_serves(smollm2: Loaded, serve: Serve, codec: str) -> None:
-    served = serve(smollm2, codec=codec)
+    # With a kept end the last token of the prompt is computed beside the first of the answer: torch
+    # adds up two rows in another order than one, and four bits can tell (as of any other chunks).
+    served = serve(smollm2, codec=codec, prompt_ends=0)
     cold = served.ask(PROMPT, FEW).answer()
     assert " Saturday" in cold.text
     hit = served.ask(PROMPT, FEW).answer()
