@@ -113,7 +113,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @property
     def held_beside_lifts(self):
-        """Bytes that sequences hold; who computes drops lifts, and gets no room even so at times."""
+        """Bytes of sequences: who computes drops lifts, and may find no room even so."""
         blocks = {
             (group, block.number)
             for sequence, *_ in self.running

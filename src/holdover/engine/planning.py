@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdover.cache.tiers._open import parse_tiers, stored_layouts, tiers_bytes
+from holdover.cache.tiers._open import parse_tiers, stored_layouts, tier_warnings, tiers_bytes
 from holdover.cache.tiers.base import TierSpec
 from holdover.codecs.base import centred_layers, kv_choice
 from holdover.config import DEFAULT_SINK_TOKENS, Config
@@ -155,6 +155,7 @@ def plan_serving(
     budget_flag = "--kv-memory" if config.memory is None else "--memory"
     warnings = plan_warnings(plan, machine, budget_flag)
     warnings = (*warnings, *(_requantised(spec, layout) for spec in tiers if spec.codec))
+    warnings = (*warnings, *tier_warnings(tiers))
     if config.reservation != "shared":
         warnings = (*warnings, _reservation(config, plan))
     if selected.passed_over is not None:

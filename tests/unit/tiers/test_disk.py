@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from holdover.cache.tiers import disk as module
 from holdover.cache.tiers.disk import Settings, buffer_bytes, parse, tenant_secret
 from holdover.errors import ConfigError
+from holdover.units import format_bytes
 
 from .blocks import (
     BIG,
@@ -52,6 +54,20 @@ def test_blocks_come_back_also_from_a_new_process(tmp_path: Path) -> None:
     assert again.stats().blocks == 80
     assert all(outcome(again, BOTH))
     again.close(5)
+
+
+def test_a_tier_larger_than_its_disk_is_warned_of(tmp_path: Path) -> None:
+    """What the tier holds already is room for it; a folder need not be there yet."""
+    free = shutil.disk_usage(tmp_path).free
+    folder = tmp_path / "not" / "yet"
+    text = module.warning(parse(f"{folder}:{2 * free}"))
+    assert text is not None
+    assert f"disk:{folder} may take {format_bytes(2 * free)}" in text
+    assert module.warning(parse(f"{folder}:{free // 2}")) is None
+    folder.mkdir(parents=True)
+    with (folder / "0.segment").open("wb") as held:
+        held.truncate(2 * free)  # sparse: the disk keeps its room
+    assert module.warning(parse(f"{folder}:{2 * free}")) is None
 
 
 def test_runs_are_the_latest_first_also_after_a_restart(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def tiers_bytes(specs: Sequence[TierSpec], layout: CacheLayout) -> int:
     return sum(_module(spec.kind).buffer_bytes(spec, layout) for spec in specs)
 
 
+def tier_warnings(specs: Sequence[TierSpec]) -> tuple[str, ...]:
+    found = (_module(spec.kind).warning(spec) for spec in specs)
+    return tuple(text for text in found if text is not None)
+
+
 def stored_layouts(specs: Sequence[TierSpec], layout: CacheLayout) -> tuple[CacheLayout, ...]:
     """Those of tiers with a codec of their own. Raises ConfigError where it is not denser."""
     return tuple(stored_layout(spec, layout) for spec in specs if spec.codec is not None)

@@ -141,6 +141,9 @@ class TierModule(Protocol):
     def buffer_bytes(self, spec: TierSpec, layout: CacheLayout) -> int:
         """Memory that the tier allocates in this process, exactly."""
 
+    def warning(self, spec: TierSpec) -> str | None:
+        """What a person should hear of a tier that can be opened but may not hold what it says."""
+
     def secret(self, spec: TierSpec) -> bytes | None:
         """32 bytes that all servers of the tier have in common; None: it outlives no server."""
 

@@ -10,13 +10,21 @@ damaged or a full disk leaves is a miss.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdover.cache.tiers._buffers import Buffers
 from holdover.cache.tiers._disk.catalog import Catalog
-from holdover.cache.tiers._disk.directory import FIELD, SECRET_BYTES, Directory, tenant_secret
+from holdover.cache.tiers._disk.directory import (
+    FIELD,
+    SECRET_BYTES,
+    Directory,
+    held_bytes,
+    tenant_secret,
+)
 from holdover.cache.tiers._disk.files import Files
 from holdover.cache.tiers._disk.format import Format
 from holdover.cache.tiers._disk.index import Index
@@ -30,7 +38,9 @@ from holdover.files import typed_path
 from holdover.spec.layout import CacheLayout
 from holdover.units import format_bytes, parse_bytes
 
-__all__ = ["Disk", "Settings", "Sizes", "buffer_bytes", "create", "parse", "tenant_secret"]
+__all__ = [
+    "Disk", "Settings", "Sizes", "buffer_bytes", "create", "parse", "tenant_secret", "warning",
+]  # fmt: skip
 
 _KEY = ":key="
 _SEGMENTS = 16  # of a small cap: what one eviction takes is not much
@@ -91,6 +101,25 @@ def buffer_bytes(spec: TierSpec, layout: CacheLayout, settings: Settings | None 
     key = None if spec.key_path is None else _KEY_BYTES_AS_PLANNED
     slot_bytes, n_staged, n_read = _pools(_shapes(layout, b"", key), settings or Settings())
     return (n_staged + n_read) * slot_bytes
+
+
+def warning(spec: TierSpec) -> str | None:
+    """Where the disk has less room than the tier may take."""
+    assert spec.path is not None, "a disk tier has a folder"
+    path = Path(spec.path)
+    try:
+        held = held_bytes(Files().listing(spec.path)) if path.is_dir() else 0
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        room_bytes = held + shutil.disk_usage(there).free
+    except OSError:
+        return None  # whoever opens it says why it cannot be used
+    if spec.cap_bytes <= room_bytes:
+        return None
+    return (
+        f"--tiers disk:{spec.path} may take {format_bytes(spec.cap_bytes)}, its disk has room for "
+        f"{format_bytes(room_bytes)}: once that is full, it keeps no more; "
+        f"{room_bytes >> 20}MiB would fit"
+    )
 
 
 def secret(spec: TierSpec) -> bytes:

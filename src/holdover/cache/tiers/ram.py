@@ -127,6 +127,10 @@ def buffer_bytes(spec: TierSpec, layout: CacheLayout) -> int:
     return region_bytes + (0 if spec.codec is None else _requantised.pools_bytes(layout))
 
 
+def warning(spec: TierSpec) -> None:
+    return None  # the plan has its bytes
+
+
 def secret(spec: TierSpec) -> None:
     return None
 
