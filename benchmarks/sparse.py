@@ -147,8 +147,8 @@ def compare_answers(asked: argparse.Namespace) -> None:
     for codec in asked.codecs.split(","):
         config = Config(
             model=asked.model, kv=codec, block_tokens=asked.block_tokens, max_sequences=64,
-            sparse_blocks=few.blocks, max_context=context,
-            threads=asked.threads, kv_memory=asked.kv_memory,
+            sparse_blocks=few.blocks, max_context=context, threads=asked.threads,
+            kv_memory=asked.kv_memory,
         )  # fmt: skip
         forced = Forced.of(plan_serving(config))
         tokenizer = load_tokenizer(forced.planned.checkpoint)

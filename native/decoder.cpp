@@ -33,7 +33,7 @@ struct Pass {
   using Walk = Stages::Walk;
 
   void run(Walk& walk) {
-    if (n_tokens) layers(walk);  // a stage has tasks
+    if (n_tokens) layers(walk);  // a stage without tasks would never end
     logits(walk);
   }
 

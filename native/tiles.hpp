@@ -97,13 +97,16 @@ INLINE void copy_units(const uint8_t* from, int64_t from_stride, uint8_t* to, in
   for (int u = 0; u < n; ++u) __builtin_memcpy(to + u * to_stride, from + u * from_stride, bytes);
 }
 
-// Units of tokens that lie side by side; half a panel of them is what blocks of 8 tokens have.
+// Units of tokens, side by side in a panel: half a panel of them at once where they are so before,
+// which is what blocks of 8 tokens have.
 template <int bytes>
-INLINE void copy_units(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride, int n, int n_tokens) {
+INLINE void copy_tokens(const uint8_t* from, int64_t from_stride, int64_t token_stride, uint8_t* to, int64_t to_stride,
+                        int n, int n_tokens) {
   constexpr int half = PANEL_TOKENS / 2;
-  for (; n_tokens >= half; n_tokens -= half, from += half * bytes, to += half * bytes)
+  for (; token_stride == bytes && n_tokens >= half; n_tokens -= half, from += half * bytes, to += half * bytes)
     copy_units<half * bytes>(from, from_stride, to, to_stride, n);
-  for (; n_tokens > 0; --n_tokens, from += bytes, to += bytes) copy_units<bytes>(from, from_stride, to, to_stride, n);
+  for (; n_tokens > 0; --n_tokens, from += token_stride, to += bytes)
+    copy_units<bytes>(from, from_stride, to, to_stride, n);
 }
 
 // Four rows of fp32 as four columns of a panel.
@@ -135,9 +138,7 @@ void find_keys(const Runs& runs, const Plane& p, int head, Span span, float* roo
     runs.each_of_panels([&](const uint8_t* block, int token, int i, int n) {
       uint8_t* to = copy + i / PANEL_TOKENS * panel_bytes + i % PANEL_TOKENS * bytes;
       const uint8_t* from = row_at(p, block, head, token).data;
-      if (p.data.token_stride == bytes) return copy_units<bytes>(from, p.data.unit_stride, to, found.stride, n_units, n);
-      for (; n > 0; --n, from += p.data.token_stride, to += bytes)
-        copy_units<bytes>(from, p.data.unit_stride, to, found.stride, n_units);
+      copy_tokens<bytes>(from, p.data.unit_stride, p.data.token_stride, to, found.stride, n_units, n);
     });
   } else {
     alignas(64) float rows[4][MAX_DIM];

@@ -49,9 +49,9 @@ class Config:
     """Let clients with different API keys reuse each other's prefixes, and so tell by the time to
     the first token what others have sent."""
     prompt_ends: int = 64
-    """Prompts of which is kept what their first answer follows from, those used last: the same
-    prompt again, its blocks still cached, gets its first token without a step, bit for bit the
-    same. 0 keeps none, and so does --sparse-blocks."""
+    """Prompts whose last hidden state is kept, those used last: the same prompt again, its blocks
+    still cached, gets its first token without a prefill. 0 keeps none, and none are kept beside
+    --sparse-blocks, or with --reservation paged or contiguous."""
     sparse_blocks: int | None = None
     """Blocks that each KV head reads of a context for a generated token, beside the first and the
     latest; all when not given. Nothing is forgotten, and prompts read all."""

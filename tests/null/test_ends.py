@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdover.cache.ends import PromptEnds, Row
+from holdover.cache.ends import HiddenStates, PromptEnds
 from holdover.cache.sequence import SequenceCache
+from holdover.spec.ends import EndLayout
 
 from .machine_tier import MachineTier
 from .test_requantised import BLOCK_TOKENS, PROMPT, Cache
@@ -14,14 +15,12 @@ WIDTH = 3
 PROMPTS = [PROMPT, PROMPT[:16], PROMPT[:17], [7], list(range(4))]
 
 
-def row(value: float) -> Row:
+def row(value: float) -> HiddenStates:
     return np.full(WIDTH, value, np.float32)
 
 
 def cache_with(n_kept: int, *tiers: MachineTier) -> Cache:
-    cache = Cache(*tiers)
-    cache.manager.ends = PromptEnds(np.zeros((n_kept, WIDTH), np.float32), BLOCK_TOKENS)
-    return cache
+    return Cache(*tiers, ends=PromptEnds(EndLayout.of(n_kept, 1, WIDTH), BLOCK_TOKENS))
 
 
 def entered(cache: Cache, tokens: list[int], tenant: str = "") -> SequenceCache:
@@ -32,7 +31,7 @@ def entered(cache: Cache, tokens: list[int], tenant: str = "") -> SequenceCache:
     return sequence
 
 
-def computed(cache: Cache, tokens: list[int], end: Row, tenant: str = "") -> None:
+def computed(cache: Cache, tokens: list[int], end: HiddenStates, tenant: str = "") -> None:
     sequence = entered(cache, tokens, tenant)
     cache.manager.commit(sequence, tokens[sequence.n_tokens :])
     cache.manager.ends.keep(sequence, end)
@@ -76,3 +75,14 @@ def test_what_a_tier_requantised_neither_leaves_an_end_nor_takes_one() -> None:
     assert found(cache, PROMPT) is None
     computed(cache, [*PROMPT, 3], row(3))
     assert len(cache.manager.ends) == 1
+
+
+def test_what_is_forgotten_leaves_no_end() -> None:
+    cache = cache_with(8)
+    computed(cache, PROMPT, row(1))
+    computed(cache, [9], row(2))
+    cache.manager.forget(PROMPT)
+    assert len(cache.manager.ends) == 1
+    assert (cache.manager.ends._rows != 1).all(), "the hidden state is still there"
+    computed(cache, PROMPT, row(3))
+    assert found(cache, PROMPT) == 3

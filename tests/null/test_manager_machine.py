@@ -99,29 +99,22 @@ class ManagerMachine(RuleBasedStateMachine):
         match = self.manager.match(tokens, tenant)
         assert match.n_tokens < len(tokens)
         n = min(n, len(tokens) - match.n_tokens)
-        held = self.held_beside_lifts
+        held = self.held_by_sequences
         promise = self.layout.peak_blocks(len(tokens), STEP_TOKENS) if promised else ()
         sequence = self.manager.admit(tokens, match, n, tenant, promise=promise)
         if sequence is None:
             # A lone sequence within the planned context always finds room.
             assert self.running or (promised and self.lifts), "refused on an empty arena"
-            assert self.held_beside_lifts == held
+            assert self.held_by_sequences == held
             return
         assert sequence.n_tokens <= match.n_tokens
         self.running.append((sequence, tokens, crcs(tenant, tokens)))
         self.reserved[sequence] = sequence.n_tokens + n
 
     @property
-    def held_beside_lifts(self):
-        """Bytes of sequences: who computes drops lifts, and may find no room even so."""
-        blocks = {
-            (group, block.number)
-            for sequence, *_ in self.running
-            for group, table in enumerate(sequence.tables)
-            for block in table.blocks
-            if block is not None
-        }
-        return sum(self.layout.blocks[group].nbytes for group, _ in blocks)
+    def held_by_sequences(self):
+        """Blocks of each one's groups; what waits may be dropped where no room is found."""
+        return [[table.n_held for table in sequence.tables] for sequence, *_ in self.running]
 
     def pick(self, data):
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
@@ -134,10 +127,10 @@ class ManagerMachine(RuleBasedStateMachine):
         if n == 0:
             return
         if sequence.n_tokens + n > self.reserved[sequence]:
-            held = self.held_beside_lifts
+            held = self.held_by_sequences
             if not self.manager.reserve(sequence, n):
                 assert len(self.running) > 1, "the only sequence finds no room"
-                assert self.held_beside_lifts == held
+                assert self.held_by_sequences == held
                 return
             self.reserved[sequence] = sequence.n_tokens + n
         self.compute(sequence, tokens, sums, n)

@@ -8,6 +8,7 @@ import numpy as np
 
 from holdover.cache.arena import HostArena
 from holdover.cache.costs import Costs
+from holdover.cache.ends import PromptEnds
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import REFUSED_REST_S, Mover
 from holdover.cache.unused import clear_unused
@@ -26,13 +27,15 @@ N_BLOCKS = 5
 
 
 class Cache:
-    def __init__(self, *tiers: MachineTier, codec: str = "fp32") -> None:
+    def __init__(
+        self, *tiers: MachineTier, codec: str = "fp32", ends: PromptEnds | None = None
+    ) -> None:
         layers = (LayerSpec(attention_planes(1, 8), Full()),) * 2
         self.layout = CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS), uniform(codec))
         self.arena = HostArena(self.layout.sectors_for([64]) * self.layout.sector_bytes)
         self.tiers = tiers
         mover = Mover(self.layout, tiers, Costs())
-        self.manager = CacheManager(self.layout, self.arena, mover=mover)
+        self.manager = CacheManager(self.layout, self.arena, mover=mover, ends=ends)
 
     def compute(self, tokens: list[int], evicts: bool = True) -> bool:
         """To the end, then down to the tiers; whether it was exact."""

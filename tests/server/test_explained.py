@@ -173,11 +173,11 @@ def test_reasons(real: Any) -> None:
     assert again.holdover["reason"] == "all"
     assert again.holdover["reused_tokens"] == again.usage.prompt_tokens - 1
     assert again.holdover["from"] == {"arena": again.usage.prompt_tokens - 1}
-    assert again.holdover["end_was_kept"]
-    assert "first token" in again.holdover["text"]
+    assert again.holdover["prompt_end_was_kept"]
+    assert "last hidden state of the same prompt was kept" in again.holdover["text"]
     told = real.get("/metrics", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
-    assert f"holdover_known_prompt_ends_total {real.engine.stats().known_ends:.1f}" in told
-    assert real.engine.stats().known_ends > 0
+    assert f"holdover_kept_prompt_ends_total {real.engine.stats().kept_prompt_ends:.1f}" in told
+    assert real.engine.stats().kept_prompt_ends > 0
     lyon = chat(real, "The capital of France is Lyon, is it not?").holdover
     assert lyon["reason"] == "differs"
     assert lyon["text"].endswith(f"at token {lyon['position']}: ' Lyon' instead of ' Paris'")

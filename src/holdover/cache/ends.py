@@ -1,12 +1,13 @@
-"""What prompts ended with: the same prompt again needs no step for its first token.
+"""Last hidden states of prompts: the same prompt again gets its first token without a prefill.
 
     prompt   | block 0 | block 1 | the last tokens, a block of them at most |
     known by   key of what is before them, and they themselves
 
 A row (`spec.ends`) follows from the tokens alone, as keys and values do, and has the same identity:
-tenant, weights and layout are in the key. It is used where a sequence has all the blocks before its
-last tokens: what it lacks is computed with its first token, in one chunk. Sequences that stand on
-what a tier requantised neither leave a row nor take one, so that a row changes no answer.
+tenant, weights and layout are in the key, whose 128 bits stand for what is before the last tokens.
+It is used where a sequence has all the blocks before them: what it lacks is computed with its first
+token, in one chunk. Sequences that stand on what a tier requantised neither leave a row nor take
+one: it would not be that of the exact prefix.
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ from numpy.typing import NDArray
 from holdover.cache.blocks import TOKEN_BYTES
 from holdover.cache.prefix import token_bytes
 from holdover.cache.sequence import SequenceCache
+from holdover.spec.ends import EndLayout
 
-Row = NDArray[np.float32]
+HiddenStates = NDArray[np.float32]
+"""[rows, width], or one row."""
 
 
 class PromptEnds:
-    """The rows used last, as many as `rows` [kept, width] has; none where it has none."""
+    """The rows used last, as many as the layout keeps; `step_rows` are room for those of a step."""
 
-    def __init__(self, rows: Row, block_tokens: int) -> None:
-        self._rows = rows
+    def __init__(self, layout: EndLayout, block_tokens: int) -> None:
+        rows = np.zeros((layout.n_rows, layout.width), np.float32)
+        self._rows, self.step_rows = rows[: layout.n_kept], rows[layout.n_kept :]
         self._block_tokens = block_tokens
-        self._free = list(range(len(rows)))
+        self._free = list(range(layout.n_kept))
         self._places: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
 
-    @classmethod
-    def none(cls) -> PromptEnds:
-        return cls(np.empty((0, 0), np.float32), 1)
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes + self.step_rows.nbytes
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, sequence: SequenceCache, prompt: Sequence[int]) -> Row | None:
+    def find(self, sequence: SequenceCache, prompt: Sequence[int]) -> HiddenStates | None:
         """The row of a prompt, of which the sequence has all but the last tokens; a view until the
         next `keep`."""
         n_before = (len(prompt) - 1) // self._block_tokens
@@ -50,7 +54,7 @@ class PromptEnds:
         place = self._used(sequence.keys[n_before], last)
         return None if place is None else self._rows[place]
 
-    def keep(self, sequence: SequenceCache, row: Row) -> None:
+    def keep(self, sequence: SequenceCache, row: HiddenStates) -> None:
         """`row` is of the last token of a sequence that is a whole prompt, and no more."""
         if not len(self._rows) or not sequence.is_exact:
             return

@@ -40,7 +40,7 @@ class Reuse:
     # Of the reused ones: a tier gave them back requantised, or they were computed from such.
     requantised_tokens: int = 0
     # The first token follows from the row that the same prompt ended with before.
-    end_was_kept: bool = False
+    prompt_end_was_kept: bool = False
 
     @property
     def position(self) -> int:

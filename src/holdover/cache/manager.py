@@ -29,6 +29,7 @@ from holdover.cache.prefix import PrefixIndex, token_bytes, token_view
 from holdover.cache.room import Room
 from holdover.cache.sequence import Reused, SequenceCache, requantised_tokens
 from holdover.cache.tiers.base import TierStats
+from holdover.spec.ends import EndLayout
 from holdover.spec.layout import CacheLayout
 from holdover.spec.residency import BlockRanges, step_blocks
 from holdover.units import ceil_div
@@ -67,7 +68,8 @@ class CacheManager:
         self._mover = mover or Mover(layout, (), Costs())
         self._mover.bind(self._index.record, self._room.view)
         self._lifts = Lifts(self._room, self._index, self._mover, self._fits)
-        self.ends = PromptEnds.none() if ends is None else ends
+        none_kept = EndLayout.of(0, 0, 0)
+        self.ends = PromptEnds(none_kept, self._block_tokens) if ends is None else ends
         self._keeper = Keeper(
             layout, self._index, self._room, self._matcher, self._mover, self.ends
         )

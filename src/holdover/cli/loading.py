@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdover.cli.screen import Advance, progress_bar
+from holdover.errors import ModelFileError
 
 if TYPE_CHECKING:
     import torch
@@ -79,10 +80,17 @@ class WatchedCheckpoint:
 
 def open_model(model: str) -> Checkpoint:
     """Its headers; a file in parts is put together first, once, with a bar that says so."""
+    from holdover.geometry.sizing.catalogue import in_catalogue
     from holdover.weights import open_checkpoint
 
-    with progress_bar(f"putting {model} together, once") as advance:
-        return open_checkpoint(model, advance)
+    try:
+        with progress_bar(f"putting {model} together, once") as advance:
+            return open_checkpoint(model, advance)
+    except ModelFileError as error:
+        if "/" in model or Path(model).exists() or not in_catalogue(model):
+            raise
+        reason = "`holdover plan` sizes it by this name, but no weights of it are here; give"
+        raise ModelFileError(model, f"{reason} a GGUF file, a folder, or owner/name") from error
 
 
 def load_engine(planned: Planned) -> Engine:

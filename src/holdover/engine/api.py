@@ -139,7 +139,7 @@ class EngineStats:
     declined_loads: int = 0  # from tiers, predicted to take longer than computing
     lost_blocks: int = 0  # evicted before any tier could take them
     requantised_tokens: int = 0  # of the cached ones: not equal to computed ones, but close
-    known_ends: int = 0  # first tokens that needed no step
+    kept_prompt_ends: int = 0  # first tokens without a prefill
     # Of queries of generated tokens, where layers are sparse; blocks of one KV head of a layer.
     decode_read_blocks: int = 0
     decode_context_blocks: int = 0

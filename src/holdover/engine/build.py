@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import logging
 
-import numpy as np
 import torch
 
 import holdover
@@ -59,8 +58,7 @@ def build_engine(planned: Planned) -> Engine:
     for tier in tiers:
         if tier.codec is not None:
             _log.info("tier %s stores blocks requantised in %s", tier.name, tier.codec)
-    room = planned.ends
-    ends = np.zeros((room.n_rows, room.width), np.float32)
+    ends = PromptEnds(planned.ends, plan.layout.spec.block_tokens)
     _as_planned("ends", ends.nbytes, plan.parts.ends_bytes)
     _return_freed_memory()
     return Engine(
@@ -77,7 +75,7 @@ def build_engine(planned: Planned) -> Engine:
             whole_tokens=(
                 plan.limits.max_context_tokens if config.reservation == "contiguous" else None
             ),
-            ends=PromptEnds(ends[: room.n_kept], plan.layout.spec.block_tokens),
+            ends=ends,
         ),
         tokenizer=tokenizer,
         limits=plan.limits,
@@ -86,7 +84,6 @@ def build_engine(planned: Planned) -> Engine:
         max_waiting_requests=config.max_waiting_requests,
         fingerprint=_fingerprint(planned, seed),
         reuses_prefixes=config.reservation == "shared",
-        ends=ends[room.n_kept :] if room.n_kept else None,
     )
 
 

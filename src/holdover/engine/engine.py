@@ -22,7 +22,7 @@ from functools import partial
 from typing import TypeVar
 
 from holdover.cache.costs import MEASURED_TOKENS
-from holdover.cache.ends import Row
+from holdover.cache.ends import HiddenStates
 from holdover.cache.keeping import Kept
 from holdover.cache.manager import CacheManager
 from holdover.engine.admission import check_request
@@ -69,9 +69,7 @@ class Engine:
         max_waiting_requests: int,
         fingerprint: str = "",
         reuses_prefixes: bool = True,
-        ends: Row | None = None,
     ) -> None:
-        """`ends`: see `Runner`."""
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint
         self._max_waiting = max_waiting_requests
@@ -81,7 +79,7 @@ class Engine:
         self._manager = manager
         self._residencies = tuple(group.residency for group in manager.layout.spec.groups)
         self._scheduler = Scheduler(manager, limits)
-        self._runner = Runner(model, kernels, manager, ends)
+        self._runner = Runner(model, kernels, manager)
         self._arena_bytes = (planned_bytes, allocated_bytes)
         self._request_ids = itertools.count()
         self._arrivals = itertools.count()
@@ -248,7 +246,7 @@ class Engine:
         self._begun(batch)
         self._steps += 1
         began_s = time.perf_counter()
-        logits, damaged, ends = self._runner.run(batch)
+        logits, damaged, hidden = self._runner.run(batch)
         rows = [sequence.sample_row() for sequence in batch.sampled]
         sampled = sample(logits, rows) if rows else []
         tokens = dict(zip(batch.sampled, sampled, strict=True))
@@ -257,8 +255,8 @@ class Engine:
         for sequence in failed:
             self._scheduler.finish(sequence)  # not committed: nobody may reuse its new rows
         self._scheduler.commit(batch)
-        if ends is not None:
-            self._keep_ends(batch, ends)
+        if hidden is not None:
+            self._keep_ends(batch, hidden)
         self._manager.observe(len(batch.token_ids), time.perf_counter() - began_s)
         events = [self._failure(sequence) for sequence in failed]
         for sequence, token in tokens.items():
@@ -273,10 +271,9 @@ class Engine:
             events.append((answer, event))
         return events
 
-    def _keep_ends(self, batch: Batch, ends: Row) -> None:
+    def _keep_ends(self, batch: Batch, hidden: HiddenStates) -> None:
         """Of the prompts that this step has computed to their end."""
-        computed = batch.sampled[: len(batch.logit_rows)]
-        for sequence, row in zip(computed, ends, strict=False):
+        for sequence, row in zip(batch.computed, hidden, strict=True):
             if sequence.cache is not None and not sequence.n_generated:
                 self._manager.ends.keep(sequence.cache, row)
 
@@ -396,7 +393,7 @@ class Engine:
             declined_loads=manager.declined_loads,
             lost_blocks=manager.lost_blocks,
             requantised_tokens=scheduler.requantised_tokens,
-            known_ends=scheduler.known_ends,
+            kept_prompt_ends=scheduler.kept_prompt_ends,
             refused_total=self._refused_total,
             decode_read_blocks=self._runner.reads.read_blocks,
             decode_context_blocks=self._runner.reads.context_blocks,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdover.cache.ends import Row
+from holdover.cache.ends import HiddenStates
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
 from holdover.engine.reading import ReadCounts
@@ -26,49 +26,48 @@ from holdover.units import ceil_div
 
 class Ran(NamedTuple):
     """`logits` float32 [the batch's sampled, vocab]; `damaged` sequences of the batch have new keys
-    or values that are not finite. `ends` [sampled, width] are what the logits follow from, until
-    the next step: None where no prompt ends in this one."""
+    or values that are not finite. `hidden` [computed, width] are the last hidden states of the
+    batch's computed sequences, until the next step: None where no prompt ends in this one."""
 
     logits: Tensor
     damaged: Sequence[int]
-    ends: Row | None
+    hidden: HiddenStates | None
 
 
 class Runner:
-    def __init__(
-        self, model: Model, kernels: KernelBackend, manager: CacheManager, ends: Row | None = None
-    ) -> None:
-        """`ends` [most sequences, width] is where a step has ends of prompts; None: nobody asks."""
+    def __init__(self, model: Model, kernels: KernelBackend, manager: CacheManager) -> None:
         self._model = model
         self._kernels = kernels
         self._manager = manager
-        self._ends = None if ends is None else torch.from_numpy(ends)
+        self._hidden = torch.from_numpy(manager.ends.step_rows)
         self._watch = RowWatch(manager.layout)
         self.reads = ReadCounts(manager.layout)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Ran:
-        ends = self._ends_of(batch)
+        hidden = self._hidden_of(batch)
         step = self._watch.over(self._kernels.begin(attention_batch(batch, self._manager)))
         logits = self._model.forward(
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.positions),
             step,
             torch.from_numpy(batch.logit_rows),
-            ends,
+            hidden,
         )
         self.reads.add(batch)
         damaged = step.damaged(batch.query_start) if batch.sequences else ()
-        return Ran(logits, damaged, None if ends is None else ends.numpy())
+        return Ran(
+            logits, damaged, None if hidden is None else hidden[: len(batch.logit_rows)].numpy()
+        )
 
-    def _ends_of(self, batch: Batch) -> Tensor | None:
-        """Room for the ends of prompts that this step computes, and the known ones behind it."""
-        if self._ends is None or all(sequence.n_generated for sequence in batch.sampled):
+    def _hidden_of(self, batch: Batch) -> Tensor | None:
+        """Room for the hidden states that this step computes, and the known ones behind it."""
+        if not len(self._hidden) or all(sequence.n_generated for sequence in batch.sampled):
             return None
-        ends = self._ends[: len(batch.sampled)]
-        for row, known in zip(ends[len(batch.logit_rows) :], batch.known, strict=True):
+        hidden = self._hidden[: len(batch.sampled)]
+        for row, known in zip(hidden[len(batch.logit_rows) :], batch.known, strict=True):
             row.copy_(torch.from_numpy(known))
-        return ends
+        return hidden
 
 
 def attention_batch(batch: Batch, manager: CacheManager) -> AttentionBatch:

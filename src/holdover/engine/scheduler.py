@@ -12,7 +12,7 @@ step passes `step_tokens` or `max_sequences`. Talks to the cache through the man
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from holdover.cache.ends import Row
+from holdover.cache.ends import HiddenStates
 from holdover.cache.explain import Reuse
 from holdover.cache.lifting import Lift
 from holdover.cache.manager import CacheManager
@@ -69,7 +69,12 @@ class Batch:
     context_tokens: NDArray[np.int32]  # [sequences], tokens of this step included
     logit_rows: NDArray[np.int64]  # [R]
     sampled: tuple[Sequence, ...]
-    known: tuple[Row, ...] = ()
+    known: tuple[HiddenStates, ...] = ()
+
+    @property
+    def computed(self) -> tuple[Sequence, ...]:
+        """Those of the sampled whose last token this step computes, by `logit_rows`."""
+        return self.sampled[: len(self.logit_rows)]
 
 
 class Scheduler:
@@ -88,7 +93,7 @@ class Scheduler:
         self.prompt_tokens = 0  # of all sequences ever let in
         self.cached_tokens = 0  # those of them that were reused
         self.requantised_tokens = 0  # those of these that a tier had requantised
-        self.known_ends = 0  # sequences whose first token needed no step
+        self.kept_prompt_ends = 0  # let in, whose first token needs no prefill
         self._steps = 0
         # An entrance that failed is tried again when room may have come: matching is not free.
         self._entrance_closed = False
@@ -131,10 +136,12 @@ class Scheduler:
         n_parked = self.parked_total
         wanted = self._share_budget()
         work = self._reserve(wanted)
+        known: list[tuple[Sequence, HiddenStates]] = []
         if self.parked_total == n_parked:
-            self._let_in(work)
-        assert work or self.loading or not self.has_work, "there is work and no step to do it in"
-        return batch_of(work) if work else None
+            self._let_in(work, known)
+        any_work = bool(work or known)
+        assert any_work or self.loading or not self.has_work, "work to do and no step to do it in"
+        return batch_of(work, known) if any_work else None
 
     def commit(self, batch: Batch) -> None:
         """The rows of the batch are written; those of sequences finished since are left out."""
@@ -195,8 +202,11 @@ class Scheduler:
             insort(self.parked if was_inside else self.waiting, sequence, key=_by_arrival)
             self._entrance_closed = False
 
-    def _let_in(self, work: list[tuple[Sequence, int]]) -> None:
-        """Add parked and waiting sequences to the step's work while budget and room last."""
+    def _let_in(
+        self, work: list[tuple[Sequence, int]], known: list[tuple[Sequence, HiddenStates]]
+    ) -> None:
+        """Add parked and waiting sequences to the step's work while budget and room last, or to
+        those whose prompt's end is known: they go on as if parked with an answer begun."""
         # Blocks also come free behind windows, with no one leaving: look again now and then.
         if self._entrance_closed and self.running and self._steps % self._block_tokens:
             return
@@ -218,12 +228,16 @@ class Scheduler:
             queue.pop(0)
             sequence.state = State.RUNNING
             insort(self.running, sequence, key=_by_arrival)
-            insort(work, (sequence, n_tokens), key=lambda item: item[0].arrival)
-            budget -= max(1, n_tokens)  # a known end takes a row of the step too
+            end = self._find_end(sequence)
+            if end is None:
+                insort(work, (sequence, n_tokens), key=lambda item: item[0].arrival)
+                budget -= n_tokens
+            else:
+                known.append((sequence, end))
+                budget -= 1  # its row of the step
 
     def _admit(self, sequence: Sequence, budget: int) -> int | None:
-        """Its tokens in this step, None where it does not enter. It has none where the end of its
-        prompt is known: then it goes on as one that was parked with an answer begun."""
+        """Its tokens in this step, None where it does not enter."""
         is_new = sequence.cached_tokens is None
         alone = not (self.running or self.loading)
         n_step = enter(self._manager, self._limits, sequence, budget, alone)
@@ -232,16 +246,18 @@ class Scheduler:
             assert sequence.cache is not None
             self.cached_tokens += sequence.cache.n_tokens
             self.requantised_tokens += sequence.cache.requantised_tokens
-        if n_step is None or sequence.n_generated:
-            return n_step
+        return n_step
+
+    def _find_end(self, sequence: Sequence) -> HiddenStates | None:
         assert sequence.cache is not None
-        sequence.end = self._manager.ends.find(sequence.cache, sequence.tokens)
-        if sequence.end is None:
-            return n_step
-        self.known_ends += 1
-        if sequence.reuse is not None:
-            sequence.reuse = replace(sequence.reuse, end_was_kept=True)
-        return 0
+        if sequence.n_generated:
+            return None
+        end = self._manager.ends.find(sequence.cache, sequence.tokens)
+        if end is not None:
+            self.kept_prompt_ends += 1
+            if sequence.reuse is not None:
+                sequence.reuse = replace(sequence.reuse, prompt_end_was_kept=True)
+        return end
 
 
 def enter(
@@ -280,19 +296,19 @@ def enter(
     return n_step
 
 
-def batch_of(work: Iterable[tuple[Sequence, int]]) -> Batch:
-    """A step that computes so many tokens of each sequence; none of one whose end is known."""
-    work = list(work)
-    computed = [(sequence, n_tokens) for sequence, n_tokens in work if n_tokens]
-    ended = [(s, s.end) for s, n_tokens in work if not n_tokens and s.end is not None]
-    assert len(computed) + len(ended) == len(work), "nothing to do for a sequence of the step"
+def batch_of(
+    work: Collection[tuple[Sequence, int]],
+    known: Collection[tuple[Sequence, HiddenStates]] = (),
+) -> Batch:
+    """A step that computes so many tokens of each sequence, and none of those whose prompt's end
+    is known."""
     token_ids: list[int] = []
     positions: list[int] = []
     query_start = [0]
     context_tokens = []
     logit_rows = []
     sampled = []
-    for sequence, n_tokens in computed:
+    for sequence, n_tokens in work:
         start = sequence.n_computed
         stop = start + n_tokens
         token_ids += sequence.tokens[start:stop]
@@ -303,12 +319,12 @@ def batch_of(work: Iterable[tuple[Sequence, int]]) -> Batch:
             logit_rows.append(len(token_ids) - 1)
             sampled.append(sequence)
     return Batch(
-        tuple(sequence for sequence, _ in computed),
+        tuple(sequence for sequence, _ in work),
         np.array(token_ids, dtype=np.int64),
         np.array(positions, dtype=np.int64),
         np.array(query_start, dtype=np.int32),
         np.array(context_tokens, dtype=np.int32),
         np.array(logit_rows, dtype=np.int64),
-        (*sampled, *(sequence for sequence, _ in ended)),
-        tuple(end for _, end in ended),
+        (*sampled, *(sequence for sequence, _ in known)),
+        tuple(end for _, end in known),
     )

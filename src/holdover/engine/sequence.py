@@ -11,7 +11,6 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 
-from holdover.cache.ends import Row
 from holdover.cache.explain import Reuse
 from holdover.cache.lifting import Lift
 from holdover.cache.sequence import SequenceCache
@@ -49,7 +48,6 @@ class Sequence:
     cached_tokens: int | None = None  # of the prompt, reused when first admitted
     reuse: Reuse | None = None  # the same, explained
     residencies: tuple[Residency, ...] = ()  # of the cache's groups
-    end: Row | None = None  # known, so the first token needs no step; until it is there
 
     @classmethod
     def of(
@@ -103,7 +101,6 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self.end = None
         if self.counts is not None:
             self.counts.add(token)
 

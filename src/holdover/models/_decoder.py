@@ -81,15 +81,15 @@ class Decoder:
         positions: Tensor,
         step: AttentionStep,
         logit_rows: Tensor,
-        ends: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
-        hidden = self.embedding.new_empty(0, self.geometry.hidden_size)
+        last = self.embedding.new_empty(0, self.geometry.hidden_size)
         if len(token_ids):
-            hidden = self._layers(token_ids, positions, step).index_select(0, logit_rows)
-        if ends is not None:
-            ends[: len(logit_rows)] = hidden
-            hidden = ends.to(hidden.dtype)  # whose values fp32 holds exactly
-        return logits(hidden, self.norm, self.head, self.geometry)
+            last = self._layers(token_ids, positions, step).index_select(0, logit_rows)
+        if hidden is not None:
+            hidden[: len(logit_rows)] = last
+            last = hidden.to(last.dtype)  # whose values fp32 holds exactly
+        return logits(last, self.norm, self.head, self.geometry)
 
     def _layers(self, token_ids: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """The residual stream of all tokens behind the last layer."""

@@ -60,11 +60,11 @@ class NativeDecoder:
         positions: Tensor,
         step: AttentionStep,
         logit_rows: Tensor,
-        ends: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """The logits are of this step until the next."""
-        if ends is not None:
-            return self._with_ends(token_ids, positions, step, logit_rows, ends)
+        if hidden is not None:
+            return self._with_known(token_ids, positions, step, logit_rows, hidden)
         watched = step if isinstance(step, WatchedStep) else None
         tapped = step if isinstance(step, TappedStep) else None
         inner = step.step if isinstance(step, (WatchedStep, TappedStep)) else step
@@ -92,22 +92,22 @@ class NativeDecoder:
             watched.note(wrong)
         return self.logits[: len(logit_rows)]
 
-    def _with_ends(
+    def _with_known(
         self,
         token_ids: Tensor,
         positions: Tensor,
         step: AttentionStep,
         logit_rows: Tensor,
-        ends: Tensor,
+        hidden: Tensor,
     ) -> Tensor:
         """Known rows stand behind those of the step's tokens, as if they were of such."""
         n_rows, n_tokens = len(logit_rows), len(token_ids)
-        n_all = n_tokens + len(ends) - n_rows
+        n_all = n_tokens + len(hidden) - n_rows
         assert n_all <= len(self.residual), "a step is larger than the buffers"
-        self.residual[n_tokens:n_all] = ends[n_rows:]
+        self.residual[n_tokens:n_all] = hidden[n_rows:]
         rows = torch.cat([logit_rows, torch.arange(n_tokens, n_all)])
         logits = self.forward(token_ids, positions, step, rows)
-        torch.index_select(self.residual, 0, logit_rows, out=ends[:n_rows])
+        torch.index_select(self.residual, 0, logit_rows, out=hidden[:n_rows])
         return logits
 
 
@@ -141,7 +141,7 @@ def with_weights(
     offset = blueprint.numbers.logits_offset(limits.step_tokens, most_rows)
     logits = buffers[offset:].view(torch.float32)[: most_rows * vocab_size]
     width = blueprint.geometry.hidden_size
-    residual = buffers.view(torch.float32)[: limits.step_tokens * width]  # the first of them
+    residual = buffers.view(torch.float32)[: limits.step_tokens * width]  # first of C++'s Buffers
     return NativeDecoder(
         geometry=blueprint.geometry,
         dtype=dtype,

@@ -41,7 +41,7 @@ class Model(Protocol):
         positions: Tensor,
         step: AttentionStep,
         logit_rows: Tensor,
-        ends: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """One step over the flat tokens of any number of sequences.
 
@@ -49,10 +49,10 @@ class Model(Protocol):
         Writes every layer's keys and values through `step`. Returns float32 [rows, vocab], which
         may be overwritten by the next call.
 
-        `ends`, float32 [rows + known, width], gets what the logits follow from (`spec.ends`). What
-        it has behind these rows is known from earlier steps, and its logits are returned as well:
-        [rows + known, vocab]. There may be no tokens then. Tokens and known rows together are no
-        more than a step's tokens.
+        `hidden`, float32 [rows + known, width], gets the last hidden states that the logits
+        follow from (`spec.ends`). What it has behind these rows is known from earlier steps, and
+        its logits are returned as well: [rows + known, vocab]. There may be no tokens then. Tokens
+        and known rows together are no more than a step's tokens.
         """
 
 

@@ -25,7 +25,7 @@ _MEANING = {
     "activations_bytes": "one step's widest forward pass and sampling",
     "tiers_bytes": "what --tiers keep in this process",
     "centres_bytes": "what keys are stored less of",
-    "ends_bytes": "what prompts ended with (--prompt-ends)",
+    "ends_bytes": "last hidden states of prompts (--prompt-ends)",
     "arena_bytes": "the KV cache, whole sectors",
     "slack_bytes": "KV budget that fills no sector",
 }

@@ -104,8 +104,8 @@ class Book:
             "position": reuse.position,
             "text": self._sentence(explained),
         }
-        if reuse.end_was_kept:
-            told["end_was_kept"] = True
+        if reuse.prompt_end_was_kept:
+            told["prompt_end_was_kept"] = True
         if reuse.requantised_tokens:
             told["requantised_tokens"] = reuse.requantised_tokens
         if explained.before:
@@ -139,8 +139,11 @@ class Book:
 
 
 def _all(book: Book, explained: Explained) -> str:
-    if explained.reuse.end_was_kept:
-        return "all was reused; what the first token follows from was kept too"
+    if explained.reuse.prompt_end_was_kept:
+        return (
+            "all was reused but the last token, for which the first of the answer did not wait: "
+            "the last hidden state of the same prompt was kept"
+        )
     return "all was reused but the last token, which has to be computed"
 
 

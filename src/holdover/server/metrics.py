@@ -61,9 +61,9 @@ _COUNTERS = (
         "Of the reused prompt tokens, those that a tier gave back in a denser codec's precision",
     ),
     (
-        "known_ends",
-        "known_prompt_ends",
-        "First tokens that needed no step: the same prompt had ended before",
+        "kept_prompt_ends",
+        "kept_prompt_ends",
+        "First tokens without a prefill: the last hidden state of the same prompt was kept",
     ),
     (
         "decode_read_blocks",

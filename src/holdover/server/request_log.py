@@ -76,6 +76,6 @@ class Tally:
         places = [f"{place} {n}" for place, n in reuse.from_tiers.items() if n]
         if reuse.requantised_tokens:
             places.append(f"requantised {reuse.requantised_tokens}")
-        if reuse.end_was_kept:
-            places.append("end kept")
+        if reuse.prompt_end_was_kept:
+            places.append("prompt end kept")
         return f" ({'; '.join([*places, self.reuse.reason])})"

@@ -1,4 +1,4 @@
-"""How much room the ends of prompts take: the rows from which their first answers' logits follow.
+"""How much room the ends of prompts take: the hidden states from which their first answers follow.
 
     row   [width] in fp32: a token's residual stream behind the last layer, before the last norm
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_FP32_BYTES = 4
+from holdover.spec.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +28,4 @@ class EndLayout:
 
     @property
     def nbytes(self) -> int:
-        return self.n_rows * self.width * _FP32_BYTES
+        return self.n_rows * self.width * DType.FP32.item_bytes

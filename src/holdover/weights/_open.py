@@ -81,20 +81,12 @@ def locate_model(model: str | Path, advance: Advance = _quietly) -> Path:
     if name == _GEMMA3:
         return gemma3_270m().put_together(advance)
     if not _REPOSITORY.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
-        raise ModelFileError(name, _not_here(name))
+        raise ModelFileError(
+            name,
+            f"no such file or folder; built-in models are {', '.join(_BUILT_IN)}, and owner/name "
+            "is a repository of Hugging Face",
+        )
     return _download(name)
-
-
-def _not_here(name: str) -> str:
-    from holdover.geometry.sizing.catalogue import in_catalogue
-
-    there = (
-        f"built-in models are {', '.join(_BUILT_IN)}, and owner/name is a repository of Hugging "
-        "Face"
-    )
-    if in_catalogue(name):
-        return f"`holdover plan` sizes it by this name, but its weights are not here; {there}"
-    return f"no such file or folder; {there}"
 
 
 def _download(repository: str) -> Path:

@@ -87,6 +87,14 @@ def test_plan_that_cannot_work_says_what_would() -> None:
     assert run("plan", "no-such-model").exit_code == 2
 
 
+def test_a_name_that_only_the_planner_knows_says_so_where_it_is_to_be_served() -> None:
+    for command in ("serve", "quality"):
+        result = run(command, "llama-3-8b")
+        assert result.exit_code == 2
+        assert "`holdover plan` sizes it by this name, but no weights of it are" in result.stderr
+        assert "no such file or folder" in run(command, "no-such-model").stderr
+
+
 def test_plan_with_a_window_shows_its_bound() -> None:
     arguments = ("plan", "smollm2", "--kv-memory", "256MiB", "--window", "1024", "--sinks", "4")
     output = run(*arguments).output

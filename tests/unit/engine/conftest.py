@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -280,18 +279,16 @@ def serve() -> Iterator[Serve]:
             specs, layout, loaded.checkpoint.digest() + layout.fingerprint,
             lambda stored: transcoder(layout, own, stored, centres_of(stored, centres)),
         )  # fmt: skip
-        room = EndLayout.of(prompt_ends, max_sequences, geometry.hidden_size)
-        ends = np.zeros((room.n_rows, room.width), np.float32)
+        ends = EndLayout.of(prompt_ends, max_sequences, geometry.hidden_size)
         manager = CacheManager(
             layout, arena, mover=Mover(layout, opened, Costs()),
-            ends=PromptEnds(ends[:prompt_ends], block_tokens),
+            ends=PromptEnds(ends, block_tokens),
         )  # fmt: skip
         gate = Gate(kernels.bind(arena.bytes, layout, limits, workspace, own))
         engine = Engine(
             model=model, kernels=gate, manager=manager, tokenizer=loaded.tokenizer,
             limits=limits, planned_bytes=arena.nbytes, allocated_bytes=arena.nbytes,
             max_waiting_requests=max_waiting_requests,
-            ends=ends[prompt_ends:] if prompt_ends else None,
         )  # fmt: skip
         started.append(Served(engine, manager, gate, loaded.tokenizer))
         return started[-1]

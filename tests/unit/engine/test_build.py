@@ -18,7 +18,6 @@ from holdover.engine.api import Event
 from holdover.engine.build import build_engine
 from holdover.engine.planning import end_layout, plan_serving
 from holdover.errors import BudgetError, ModelFileError, PluginError
-from holdover.plan.report import memory_items
 
 from .conftest import GREEDY, Loaded, Reply
 
@@ -60,10 +59,9 @@ def test_room_for_ends_of_prompts(config: Config) -> None:
     ):  # fmt: skip
         asked = {"prompt_ends": 10, "max_sequences": 16, **changed}
         planned = plan_serving(replace(config, **asked))
-        engine = build_engine(planned)
-        engine.shutdown(0)
         assert planned.plan.parts.ends_bytes == n_rows * 64 * 4
-        assert planned.plan.memory_bytes == sum(memory_items(planned.plan).values())
+        if not n_rows:
+            build_engine(planned).shutdown(0)
     sparse = end_layout(replace(config, sparse_blocks=8), planned.geometry, planned.limits)
     assert sparse.nbytes == 0
 

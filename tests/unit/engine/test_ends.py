@@ -50,7 +50,7 @@ def test_answers_are_bit_for_bit_those_without(
             found.append(told([*cold, *again, *batched]))
             assert [a.cached_tokens for a in again] == [len(prompt) - 1 for prompt in PROMPTS]
         assert found[0] == found[1]
-    assert [served.engine.stats().known_ends for served in engines] == [24 + 4, 0]
+    assert [served.engine.stats().kept_prompt_ends for served in engines] == [24 + 4, 0]
 
 
 def test_answers_with_siblings_need_one_step_for_their_first_tokens(
@@ -60,7 +60,7 @@ def test_answers_with_siblings_need_one_step_for_their_first_tokens(
     params = SamplingParams(max_tokens=5, seed=40, ignore_eos=True)
     found, expected = (s.ask(PROMPTS[1], params, n=3).answers() for s in (served, plain))
     assert [a.tokens for a in found] == [a.tokens for a in expected]
-    assert served.engine.stats().known_ends == 2
+    assert served.engine.stats().kept_prompt_ends == 2
 
 
 def test_a_prompt_whose_blocks_went_is_computed(tiny: Loaded, serve: Serve) -> None:
@@ -70,9 +70,9 @@ def test_a_prompt_whose_blocks_went_is_computed(tiny: Loaded, serve: Serve) -> N
     again = served.ask(PROMPTS[1], SHOWN).answer()
     assert 0 < again.cached_tokens < 40
     assert again.tokens == cold.tokens
-    assert served.engine.stats().known_ends == 0
+    assert served.engine.stats().kept_prompt_ends == 0
     last = served.ask(PROMPTS[1], SHOWN).answer()
-    assert (last.tokens, served.engine.stats().known_ends) == (cold.tokens, 1)
+    assert (last.tokens, served.engine.stats().kept_prompt_ends) == (cold.tokens, 1)
 
 
 def test_what_goes_on_from_an_end_can_be_parked(tiny: Loaded, serve: Serve) -> None:
@@ -82,7 +82,7 @@ def test_what_goes_on_from_an_end_can_be_parked(tiny: Loaded, serve: Serve) -> N
     tight.ask(TEXT, replace(params, max_tokens=1)).answer()
     found = tight.together([TEXT] * 4, params)
     stats = tight.engine.stats()
-    assert (stats.parked_total > 0, stats.known_ends) == (True, 4)
+    assert (stats.parked_total > 0, stats.kept_prompt_ends) == (True, 4)
     assert [a.tokens for a in found] == [expected.tokens] * 4
 
 
@@ -94,6 +94,6 @@ def test_a_forgotten_conversation_leaves_no_end(tiny: Loaded, serve: Serve) -> N
     assert len(served.manager.ends) == 3
     served.engine.forget((*PROMPTS[1], *answer.tokens), "a").result()
     assert len(served.manager.ends) == 2
-    assert served.engine.stats().known_ends == 0, "tenants share none"
+    assert served.engine.stats().kept_prompt_ends == 0, "tenants share none"
     served.ask(PROMPTS[1], tenant="b").answer()
-    assert served.engine.stats().known_ends == 1
+    assert served.engine.stats().kept_prompt_ends == 1

@@ -51,7 +51,7 @@ def test_it_goes_on_in_fixed_bytes_and_says_what_is_forgotten(
     assert (warm.cached_tokens, cold.cached_tokens) == (len(PROMPT) + 6 - 1, 0)
     assert warm.tokens == cold.tokens
     again = served.ask(history, PARAMS).answer()
-    assert (again.tokens, served.engine.stats().known_ends) == (cold.tokens, 1)
+    assert (again.tokens, served.engine.stats().kept_prompt_ends) == (cold.tokens, 1)
 
 
 def test_the_smallest_arena_that_holds_the_window_holds_any_length(

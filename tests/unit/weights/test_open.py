@@ -36,11 +36,6 @@ def test_nothing_there(name: str) -> None:
         open_checkpoint(name)
 
 
-def test_a_name_that_only_the_planner_knows() -> None:
-    with pytest.raises(ModelFileError, match="`holdover plan` sizes it by this name, but its weig"):
-        open_checkpoint("llama-3-8b")
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("~no-such-user/model", "cannot be read: .*home"), ("a" * 5000, "cannot be read: .*too long")],
