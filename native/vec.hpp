@@ -132,23 +132,30 @@ INLINE void store_halves(int16_t* to, I first, I second) {
 #endif
 }
 
-// sum + the products of two int16 in each 32 bits.
+// Of int32 vectors; more than they hold wraps around.
+template <class V>
+INLINE V wrapping_sum(V a, V b) {
+  typedef uint32_t Unsigned __attribute__((vector_size(sizeof(V))));
+  return (V)((Unsigned)a + (Unsigned)b);
+}
+
+// sum + the products of two int16 in each 32 bits; wraps around.
 template <class V>
 INLINE V add_pairs(V sum, V a, V b) {
 #if defined(__AVX512VNNI__)
   if constexpr (sizeof(V) == 64) return (V)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
   if constexpr (sizeof(V) == 32) return (V)_mm256_dpwssd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif defined(__AVX512BW__)
-  if constexpr (sizeof(V) == 64) return sum + (V)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+  if constexpr (sizeof(V) == 64) return wrapping_sum(sum, (V)_mm512_madd_epi16((__m512i)a, (__m512i)b));
 #endif
 #if defined(__AVX2__)
-  if constexpr (sizeof(V) == 32) return sum + (V)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  if constexpr (sizeof(V) == 32) return wrapping_sum(sum, (V)_mm256_madd_epi16((__m256i)a, (__m256i)b));
 #endif
 #if defined(__SSE2__)
   typedef short V8 __attribute__((vector_size(16)));
-  if constexpr (sizeof(V) == 16) return sum + (V)__builtin_ia32_pmaddwd128((V8)a, (V8)b);
+  if constexpr (sizeof(V) == 16) return wrapping_sum(sum, (V)__builtin_ia32_pmaddwd128((V8)a, (V8)b));
 #endif
-  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+  return wrapping_sum(sum, ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16));
 }
 
 // sum + the products of two bf16 in each 32 bits, in fp32.
