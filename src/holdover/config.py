@@ -18,6 +18,7 @@ DTYPES = ("auto", "fp32", "bf16")
 WEIGHTS = ("fp32", "bf16", "int8")
 DEFAULT_SINK_TOKENS = 4  # more are of little more use (StreamingLLM)
 RESERVATIONS = ("shared", "paged", "contiguous")
+MAX_PROMPT_ENDS = 4096  # whose rows are little beside any model
 MAX_THREADS = 1024  # torch crashes where the system refuses one
 
 
@@ -49,9 +50,9 @@ class Config:
     """Let clients with different API keys reuse each other's prefixes, and so tell by the time to
     the first token what others have sent."""
     prompt_ends: int = 64
-    """Prompts whose last hidden state is kept, those used last: the same prompt again, its blocks
-    still cached, gets its first token without a prefill. 0 keeps none, and none are kept beside
-    --sparse-blocks, or with --reservation paged or contiguous."""
+    """Prompts whose last hidden state is kept, those used last: the same prompt again, what is
+    before its last block still cached, gets its first token without a prefill. 0 keeps none, and
+    none are kept beside --sparse-blocks, or with --reservation paged or contiguous."""
     sparse_blocks: int | None = None
     """Blocks that each KV head reads of a context for a generated token, beside the first and the
     latest; all when not given. Nothing is forgotten, and prompts read all."""
@@ -101,6 +102,10 @@ class Config:
                 at_least_one(name, getattr(self, name))
         if self.prompt_ends < 0:
             raise ConfigError("--prompt-ends", f"{self.prompt_ends} is too small; 0 keeps none")
+        if self.prompt_ends > MAX_PROMPT_ENDS:
+            raise ConfigError(
+                "--prompt-ends", f"{self.prompt_ends} is too many; the most is {MAX_PROMPT_ENDS}"
+            )
         check_sinks(self.window, self.sinks)
         if self.kv_memory is not None and self.memory is not None:
             raise ConfigError("--memory", "give either --kv-memory or --memory, not both")

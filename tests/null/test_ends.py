@@ -86,3 +86,13 @@ def test_what_is_forgotten_leaves_no_end() -> None:
     assert (cache.manager.ends._rows != 1).all(), "the hidden state is still there"
     computed(cache, PROMPT, row(3))
     assert found(cache, PROMPT) == 3
+
+
+def test_a_prompt_that_came_again_and_ended_at_once_is_kept_once() -> None:
+    """Its last token was never computed: what it has of the last block is there already."""
+    for prompt in (PROMPT, PROMPT[:17]):
+        cache = cache_with(8)
+        computed(cache, prompt, row(1))
+        cached_bytes = cache.manager.cached_bytes
+        assert found(cache, prompt) == 1
+        assert cache.manager.cached_bytes == cached_bytes

@@ -87,6 +87,8 @@ def test_an_unknown_setting_is_fatal_and_lists_the_known_ones() -> None:
         ({"grace_s": -1.0}, "--grace-s"),
         ({"grace_s": float("nan")}, "--grace-s"),
         ({"threads": 100_000}, "--threads: 100000 is too many; the most is 1024"),
+        ({"prompt_ends": -1}, "--prompt-ends: -1 is too small; 0 keeps none"),
+        ({"prompt_ends": 10**9}, "--prompt-ends: 1000000000 is too many; the most is 4096"),
         ({"api_keys": ("good", "")}, "--api-key: key 2 of 2 is empty"),
         ({"api_keys": ("padded ",)}, "--api-key: key 1 of 1 has a comma or a space"),
         ({"api_keys": ("k1,k2",)}, "--api-key: key 1 of 1 has a comma or a space"),

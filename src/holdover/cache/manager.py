@@ -216,7 +216,7 @@ class CacheManager:
         sequence.released = True
         del self._sequences[sequence]
         n_full, n_tail = divmod(sequence.n_tokens, self._block_tokens)
-        if n_tail:
+        if n_tail and not self._is_kept(sequence, n_full):
             self._publish(sequence, n_full, n_tail)
         columns = list(zip_longest(*(table.blocks for table in sequence.tables)))
         columns.reverse()  # tails are evicted before what they stand on
@@ -407,6 +407,11 @@ class CacheManager:
         for group, (table, n) in enumerate(zip(sequence.tables, n_new, strict=True)):
             if n:
                 table.extend(self._room.allocate(group, n))
+
+    def _is_kept(self, sequence: SequenceCache, n_full: int) -> bool:
+        """Whether its tail begins a run that is kept, as that of a prompt that came again."""
+        tail = bytes(sequence.tokens[n_full * self._index.run_bytes :])
+        return self._index.contains(sequence.keys[n_full], tail, sequence.is_exact)
 
     def _publish(self, sequence: SequenceCache, index: int, n_tokens: int) -> bytes | None:
         start = index * self._block_tokens * TOKEN_BYTES

@@ -167,6 +167,15 @@ class PrefixIndex:
             if known is not None and not known.is_exact and new is not None and new.is_exact
         ]
 
+    def contains(self, parent: bytes, run: bytes, exactly: bool) -> bool:
+        """Whether a longer run that begins so is kept in all groups."""
+        return any(
+            len(entry.tokens) > len(run)
+            and entry.tokens.startswith(run)
+            and all(block is not None and block.is_exact >= exactly for block in entry.blocks)
+            for entry in self._children(parent)
+        )
+
     def superseded(self, parent: bytes, run: bytes) -> list[Block]:
         """Blocks of shorter tails that `run` contains: of no more use once `run` is published."""
         latest = self._latest.get(parent)
