@@ -51,8 +51,9 @@ class Config:
     the first token what others have sent."""
     prompt_ends: int = 64
     """Prompts whose last hidden state is kept, those used last: the same prompt again, what is
-    before its last block still cached, gets its first token without a prefill. 0 keeps none, and
-    none are kept beside --sparse-blocks, or with --reservation paged or contiguous."""
+    before its last block still cached, gets its first token without a prefill. 4096 at most; 0
+    keeps none, and none are kept beside --sparse-blocks, or with --reservation paged or
+    contiguous."""
     sparse_blocks: int | None = None
     """Blocks that each KV head reads of a context for a generated token, beside the first and the
     latest; all when not given. Nothing is forgotten, and prompts read all."""

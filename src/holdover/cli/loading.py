@@ -81,13 +81,14 @@ class WatchedCheckpoint:
 def open_model(model: str) -> Checkpoint:
     """Its headers; a file in parts is put together first, once, with a bar that says so."""
     from holdover.geometry.sizing.catalogue import in_catalogue
-    from holdover.weights import open_checkpoint
+    from holdover.weights import BUILT_IN, open_checkpoint
 
     try:
         with progress_bar(f"putting {model} together, once") as advance:
             return open_checkpoint(model, advance)
     except ModelFileError as error:
-        if "/" in model or Path(model).exists() or not in_catalogue(model):
+        is_name = "/" not in model and not Path(model).exists() and model not in BUILT_IN
+        if not (is_name and in_catalogue(model)):
             raise
         reason = "`holdover plan` sizes it by this name, but no weights of it are here; give"
         raise ModelFileError(model, f"{reason} a GGUF file, a folder, or owner/name") from error

