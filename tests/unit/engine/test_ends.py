@@ -1,4 +1,4 @@
-"""The same prompt again: its first token without a step, every answer as it would be with one."""
+"""The same prompt again: its first token without a prefill, every answer as it is with one."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def test_blocks_come_back_also_from_a_new_process(tmp_path: Path) -> None:
 
 
 def test_a_tier_larger_than_its_disk_is_warned_of(tmp_path: Path) -> None:
-    """What the tier holds already is room for it; a folder need not be there yet."""
+    """What the tier holds already is room for it, what others left there is none; a folder need
+    not be there yet."""
     free = shutil.disk_usage(tmp_path).free
     folder = tmp_path / "not" / "yet"
     text = module.warning(parse(f"{folder}:{2 * free}"))
@@ -65,8 +66,11 @@ def test_a_tier_larger_than_its_disk_is_warned_of(tmp_path: Path) -> None:
     assert f"disk:{folder} may take {format_bytes(2 * free)}" in text
     assert module.warning(parse(f"{folder}:{free // 2}")) is None
     folder.mkdir(parents=True)
-    with (folder / "0.segment").open("wb") as held:
+    other = folder / "other"
+    with other.open("wb") as held:
         held.truncate(2 * free)  # sparse: the disk keeps its room
+    assert module.warning(parse(f"{folder}:{2 * free}")) is not None
+    other.rename(folder / ("0" * 16 + "-0-" + "0" * 16 + ".segment"))
     assert module.warning(parse(f"{folder}:{2 * free}")) is None
 
 

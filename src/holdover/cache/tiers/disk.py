@@ -107,8 +107,9 @@ def warning(spec: TierSpec) -> str | None:
     """Where the disk has less room than the tier may take."""
     assert spec.path is not None, "a disk tier has a folder"
     path = Path(spec.path)
+    directory = Directory(spec.path, spec.cap_bytes, Files())
     try:
-        held = held_bytes(Files().listing(spec.path)) if path.is_dir() else 0
+        held = held_bytes(directory.listing()) if path.is_dir() else 0
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         room_bytes = held + shutil.disk_usage(there).free
     except OSError:
