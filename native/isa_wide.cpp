@@ -5,6 +5,7 @@
 
 #define LANES 16
 #define BF16_PAIRS 0  // products take pairs of bf16 inputs
+#define AMX 0         // and registers of whole matrices
 
 namespace holdover::on_wide {
 constexpr int TILE_ROWS = 8, MOST_SUMS = 24;  // rows of a product at once, and vectors of sums

@@ -11,6 +11,7 @@
 #include "vec.hpp"
 #include "codecs.hpp"
 namespace {
+#include "amx.hpp"
 #include "tiles.hpp"
 #include "products.hpp"
 #include "mixtures.hpp"
@@ -21,7 +22,9 @@ constexpr int AHEAD_TOKENS = 8;  // tasks of more query tokens are bound by arit
 
 #include "task.hpp"
 #include "softmax.hpp"
+#include "queries.hpp"
 #include "latent.hpp"
+#include "attend_amx.hpp"
 
 template <Codec C>
 void score(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int tile, Span span, Ahead* ahead) {
@@ -31,11 +34,11 @@ void score(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int t
   find_keys<C>(runs, p, kv_head, span, s.tile, keys);
   find_scales<C>(runs, p, kv_head, scales);
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
-  int parts = t.call.query.bf16 ? 1 : 2, n_lines = panel_lines<K>(p.dim);
+  int n_lines = panel_lines<K>(p.dim);
   by_rows<KEY_ROWS>(t.rows, [&]<int R>(int row) {
     Span part = seen(t, row, R, tile, span);
     Queries q{reinterpret_cast<const int32_t*>(s.query) + row * t.shape().padded_dim, s.query_scales + row,
-              s.excess + row * MOST_GROUPS, p.dim, parts};
+              s.excess + row * MOST_GROUPS, p.dim, query_parts(t)};
     for (int i = part.start / PANEL_TOKENS; i * PANEL_TOKENS < part.stop; ++i) {
       if (ahead && row == 0) ahead->take(n_lines);
       score_panel<K, R>(keys, i, q, scales, s.scores + row * TILE_TOKENS);
@@ -98,12 +101,12 @@ void load_queries(const Task& t, const Rows& q) {
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
   const Shape& shape = t.shape();
   int dim = t.call.keys->dim;
-  int parts = q.bf16 ? 1 : 2, n_words = query_words<K>(dim, parts);
+  int n_words = row_words<K>(t, dim);
   alignas(64) float x[MAX_DIM + LANES];
   alignas(64) int32_t words[MAX_DIM];
   for (int head = 0; head < t.entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
-    by_rows<KEY_ROWS>(t.rows, [&]<int R>(int first) {
+    by_query_rows(t, [&]<int R>(int first) {
       auto* to = reinterpret_cast<int32_t*>(s.query) + first * shape.padded_dim;
       for (int r = 0; r < R; ++r) {
         int row = first + r;
@@ -111,8 +114,7 @@ void load_queries(const Task& t, const Rows& q) {
         if (t.call.keys->centre.mean)
           split_query(*t.call.keys, t.entry.head + head, t.call.scale, x, s.factors + row * shape.padded_dim);
         if constexpr (is_turned<C>) turn(x, dim);
-        s.query_scales[row] =
-            prepare_query<K>(x, dim, parts, t.call.scale, words, s.excess + row * MOST_GROUPS);
+        s.query_scales[row] = prepare_words<K>(t, x, dim, words, s.excess + row * MOST_GROUPS);
         for (int i = 0; i < n_words; ++i) to[i * R + r] = words[i];
       }
     });
@@ -138,10 +140,13 @@ void store_results(const Task& t) {
         total = total * keep[0] + more[0];
       }
       alignas(64) float placed[MAX_DIM + Chunk<K>::dims];
-      for (int d = 0; d < shape.value_dim; d += Chunk<K>::dims)
-        for (int lane = 0; lane < Chunk<K>::lanes; ++lane)
-          for (int v = 0; v < Chunk<K>::vectors; ++v)
-            placed[d + Chunk<K>::dim_of(v, lane)] = sums[d + v * Chunk<K>::lanes + lane] / total;
+      auto place = [&](int vectors, int lanes, auto dim_of) {
+        for (int d = 0; d < shape.value_dim; d += vectors * lanes)
+          for (int lane = 0; lane < lanes; ++lane)
+            for (int v = 0; v < vectors; ++v) placed[d + dim_of(v, lane)] = sums[d + v * lanes + lane] / total;
+      };
+      if (t.in_registers) place(CHUNK_VECTORS<K>, LANES, register_dim<K>);
+      else place(Chunk<K>::vectors, Chunk<K>::lanes, Chunk<K>::dim_of);
       if constexpr (is_turned<C>) turn_back(placed, shape.value_dim);
       if (t.call.query.bf16) {
         auto* to = static_cast<uint16_t*>(t.call.result) + at;
@@ -199,23 +204,34 @@ struct Visible {
   }
 };
 
+// Scores become weights: with centres and caps, of what rows see.
+void weigh(const Task& t, const Scratch& s, int tile, Span span) {
+  bool centred = t.call.keys->centre.mean, chosen = t.seqs().block_starts;
+  if (centred && chosen) centre_chosen(t, s, tile, span);
+  for (int row = 0; row < t.rows; ++row) {
+    const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
+    if (centred && !chosen) add_centres(centres, span, s.scores + row * TILE_TOKENS);
+    if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
+    hide(s.scores + row * TILE_TOKENS, t.sight(row, tile), span);
+  }
+  soften(t, s);
+}
+
 void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
   Runs runs(t.seqs(), t.call.arena, t.entry.sequence, tile, span);
   for (int head = 0; head < t.entry.n_heads; ++head) {
     Scratch s = t.scratch(head);
     int kv_head = t.entry.head + head;
     if (ahead) ahead->pace(tile + TILE_TOKENS);
+#if AMX
+    if (t.in_registers) {
+      attend_tile_in_registers(t, s, runs, kv_head, tile, span, ahead);
+      continue;
+    }
+#endif
     with_codec(*t.call.keys, [&]<Codec C>() { score<C>(t, s, runs, kv_head, tile, span, ahead); });
     if (t.call.rope) with_codec(*t.call.rope, [&]<Codec C>() { add_rope_scores<C>(t, s, runs, tile, span); });
-    bool centred = t.call.keys->centre.mean, chosen = t.seqs().block_starts;
-    if (centred && chosen) centre_chosen(t, s, tile, span);
-    for (int row = 0; row < t.rows; ++row) {
-      const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
-      if (centred && !chosen) add_centres(centres, span, s.scores + row * TILE_TOKENS);
-      if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
-      hide(s.scores + row * TILE_TOKENS, t.sight(row, tile), span);
-    }
-    soften(t, s, BF16_PAIRS && t.call.values->codec == Codec::bf16);
+    weigh(t, s, tile, span);
     with_codec(*t.call.values, [&]<Codec C>() { mix<C>(t, s, runs, kv_head, tile, span, ahead); });
   }
 }
@@ -276,7 +292,9 @@ void attend_part(Task& t, const Visible& visible, Ahead* ahead) {
 
 void attend_task(const Attend& call, int entry_index, float* memory) {
   const Entry& entry = call.entries[entry_index];
-  Task t{call, entry, entry.n_tokens * call.shape.shared, memory};
+  Registers registers;
+  bool in_registers = fills_registers(*call.keys) && fills_registers(*call.values) && (!call.rope || fills_registers(*call.rope));
+  Task t{call, entry, entry.n_tokens * call.shape.shared, memory, &registers, in_registers};
   Visible visible(t);
   bool whole = entry.join < 0;
   int last = t.position(t.rows - 1) / SPLIT_TOKENS;

@@ -26,17 +26,17 @@ template <Codec C>
 void load_rope_queries(const Task& t) {
   constexpr Codec K = in_units<C> ? C : Codec::fp32;
   int dim = t.call.rope->dim, first_dim = t.call.keys->dim;
-  int parts = t.call.query.bf16 ? 1 : 2, n_words = query_words<K>(dim, parts);
+  int n_words = row_words<K>(t, dim);
   alignas(64) float x[MAX_DIM + LANES];
   alignas(64) int32_t words[MAX_DIM];
   RopeQueries queries(t, t.scratch(0));
-  by_rows<KEY_ROWS>(t.rows, [&]<int R>(int first) {
+  by_query_rows(t, [&]<int R>(int first) {
     int32_t* to = queries.of<R>(t, first);
     for (int r = 0; r < R; ++r) {
       int row = first + r;
       read_query(t, t.call.query, row, 0, first_dim, dim, x);
       if constexpr (is_turned<C>) turn(x, dim);
-      queries.scales[row] = prepare_query<K>(x, dim, parts, t.call.scale, words, queries.excess + row * MOST_GROUPS);
+      queries.scales[row] = prepare_words<K>(t, x, dim, words, queries.excess + row * MOST_GROUPS);
       for (int i = 0; i < n_words; ++i) to[i * R + r] = words[i];
     }
   });
@@ -55,7 +55,7 @@ void add_rope_scores(const Task& t, const Scratch& s, const Runs& runs, int tile
     alignas(64) float scores[R * TILE_TOKENS];
     Span part = seen(t, row, R, tile, span);
     Queries q{queries.of<R>(t, row), queries.scales + row, queries.excess + row * MOST_GROUPS, p.dim,
-              t.call.query.bf16 ? 1 : 2};
+              query_parts(t)};
     for (int i = part.start / PANEL_TOKENS; i * PANEL_TOKENS < part.stop; ++i) {
       score_panel<K, R>(keys, i, q, scales, scores);
       for (int r = 0; r < R; ++r)

@@ -2,9 +2,9 @@
 //
 //   per group of panels (their weights stay in cache)
 //     per tile of rows:  sums in registers over all inputs, then bias, gate and store
-// An element's sum is one accumulator that takes its inputs in order: fp32 and bf16 one by one, or in
-// pairs where the instruction set multiplies pairs; int8 exactly over 256 inputs, then in fp32. So
-// the rows beside it, the panels beside it and the cut change no bit of it.
+// An element's sum is one accumulator that takes its inputs in order: fp32 and bf16 one by one, in
+// pairs where the instruction set multiplies pairs, or 32 at once as amx.hpp says; int8 exactly over
+// 256 inputs, then in fp32. So the rows beside it, the panels beside it and the cut change no bit of it.
 
 namespace {
 
@@ -316,6 +316,105 @@ void multiply_element(const Product& p, int row_start, int row_stop, int panel_s
   }
 }
 
+// Where the low bytes of a row's levels begin, in registers.
+INLINE int low_levels(int inputs) { return (inputs + 3) / 4 * 4; }
+
+#if AMX
+constexpr int LEVEL_ROWS = 96;  // that meet the same quads
+
+// bf16 of M x 16 rows by N panels. Inputs beyond the last whole register are met by zeros.
+template <int M, int N>
+void multiply_in_registers(const Product& p, Registers& registers, int row, int n_rows, int panel) {
+  alignas(64) float sums[M * REGISTER_ROWS * N * PANEL], gates[M * REGISTER_ROWS * N * PANEL];
+  alignas(64) uint8_t rest[N][REGISTER_ROWS * REGISTER_BYTES];
+  int inputs = p.matrix->inputs, n_steps = inputs / REGISTER_INPUTS;
+  int64_t row_bytes = operand_bytes(Element::bf16, inputs), of_panel = panel_bytes(Element::bf16, inputs);
+  constexpr int64_t step_bytes = REGISTER_ROWS * REGISTER_BYTES, stride = N * PANEL * sizeof(float);
+  registers.shape_rows<M>(n_rows);
+  auto sum = [&](const Matrix& of, float* to) {
+    RegisterOperands<N> o{p.operand + row * row_bytes, row_bytes, {}, REGISTER_BYTES, n_steps};
+    for (int n = 0; n < N; ++n) o.b[n] = of.panels + (panel + n) * of_panel;
+    sum_in_registers<M, N>(registers, o, to, stride, false);
+    int64_t done = n_steps * step_bytes, left = of_panel - done;
+    if (!left) return;
+    for (int n = 0; n < N; ++n) {
+      __builtin_memset(rest[n], 0, step_bytes);
+      __builtin_memcpy(rest[n], o.b[n] + done, left);
+      o.b[n] = rest[n];
+    }
+    o.a += n_steps * REGISTER_BYTES, o.n_steps = 1;
+    sum_in_registers<M, N>(registers, o, to, stride, true);
+  };
+  sum(*p.matrix, sums);
+  if (p.gate) sum(*p.gate, gates);
+  finish_tile(p, sums, p.gate ? gates : nullptr, row, n_rows, panel, N);
+}
+
+template <int M, int N>
+void multiply_panels_in_registers(const Product& p, Registers& registers, int row_start, int row_stop, int panel,
+                                  int panel_stop) {
+  for (; panel + N <= panel_stop; panel += N)
+    for (int row = row_start; row < row_stop; row += M * REGISTER_ROWS) {
+      int n_rows = row_stop - row < M * REGISTER_ROWS ? row_stop - row : M * REGISTER_ROWS;
+      if (n_rows > REGISTER_ROWS) multiply_in_registers<M, N>(p, registers, row, n_rows, panel);
+      else multiply_in_registers<1, N>(p, registers, row, n_rows, panel);
+    }
+  if constexpr (N > 1) multiply_panels_in_registers<M, N / 2>(p, registers, row_start, row_stop, panel, panel_stop);
+}
+
+// Rows of int8 in blocks, segment by segment: quads of its weights are made once for all rows.
+template <int N>
+void multiply_levels_in_registers(const Product& p, Registers& registers, int row, int n_rows, int panel) {
+  constexpr int step_bytes = REGISTER_ROWS * REGISTER_BYTES, segment_steps = SEGMENT / REGISTER_LEVELS;
+  alignas(64) float sums[LEVEL_ROWS][N * PANEL], gates[LEVEL_ROWS][N * PANEL];
+  alignas(64) uint8_t ready[N][segment_steps * step_bytes];
+  int inputs = p.matrix->inputs, n_pairs = (inputs + 1) / 2;
+  int64_t row_bytes = operand_bytes(Element::int8, inputs), of_panel = panel_bytes(Element::int8, inputs);
+  const uint8_t *rows = p.operand + row * row_bytes, *scales = rows + (4 * n_pairs + 63) / 64 * 64;
+  auto add_segment = [&](const Matrix& of, int start, float (*to)[N * PANEL]) {
+    int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs, n_steps = (stop - start + REGISTER_LEVELS - 1) / REGISTER_LEVELS;
+    const uint8_t* b[N];
+    for (int n = 0; n < N; ++n) {
+      const uint8_t* pairs = of.panels + (panel + n) * of_panel + start * PANEL;
+      __builtin_memset(ready[n] + (n_steps - 1) * step_bytes, 0, step_bytes);
+      for (int pair = 0; pair < (stop - start + 1) / 2; pair += 2, pairs += 4 * PANEL)
+        store(ready[n] + pair / 2 * REGISTER_BYTES, quads(pairs, start / 2 + pair + 1 < n_pairs ? pairs + 2 * PANEL : ZEROS));
+      b[n] = ready[n];
+    }
+    for (int r = 0; r < n_rows; r += REGISTER_ROWS)
+      sum_levels_in_registers<N>(registers, n_rows - r < REGISTER_ROWS ? n_rows - r : REGISTER_ROWS,
+                                 rows + r * row_bytes + start, row_bytes, low_levels(inputs), b, n_steps,
+                                 [&](int i, int n, F sum) {
+                                   float* at = to[r + i] + n * PANEL;
+                                   float scale = load<float>(scales + (r + i) * row_bytes + start / SEGMENT * 4);
+                                   store(at, fma(sum, set1(scale), start ? load<F>(at) : F{}));
+                                 });
+  };
+  for (int start = 0; start < inputs; start += SEGMENT) {
+    add_segment(*p.matrix, start, sums);
+    if (p.gate) add_segment(*p.gate, start, gates);
+  }
+  finish_tile(p, sums[0], p.gate ? gates[0] : nullptr, row, n_rows, panel, N);
+}
+
+template <>
+void multiply_element<Element::int8>(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
+  Registers registers;
+  for (int row = row_start; row < row_stop; row += LEVEL_ROWS) {
+    int n_rows = row_stop - row < LEVEL_ROWS ? row_stop - row : LEVEL_ROWS, panel = panel_start;
+    for (; panel + 2 <= panel_stop; panel += 2) multiply_levels_in_registers<2>(p, registers, row, n_rows, panel);
+    if (panel < panel_stop) multiply_levels_in_registers<1>(p, registers, row, n_rows, panel);
+  }
+}
+
+template <>
+void multiply_element<Element::bf16>(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
+  Registers registers;
+  auto multiply = row_stop - row_start > REGISTER_ROWS ? multiply_panels_in_registers<2, 2> : multiply_panels_in_registers<1, STREAMS>;
+  multiply(p, registers, row_start, row_stop, panel_start, panel_stop);
+}
+#endif
+
 void multiply(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
   switch (p.matrix->element) {
     case Element::fp32: return multiply_element<Element::fp32>(p, row_start, row_stop, panel_start, panel_stop);
@@ -332,10 +431,14 @@ void prepare_levels(const float* row, int inputs, uint8_t* to) {
   for (int start = 0; start < inputs; start += SEGMENT, scales += 4) {
     int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs;
     float scale = largest_magnitude(row + start, stop - start) / 32767.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    for (int i = start; i < stop; ++i) store(to + 2 * i, int16_t(level(row[i] * inverse, -32767, 32767)));
+    for (int i = start; i < stop; ++i) {
+      int16_t one = int16_t(level(row[i] * inverse, -32767, 32767));
+      if constexpr (AMX) to[i] = uint8_t(one >> 8), to[low_levels(inputs) + i] = uint8_t(one);
+      else store(to + 2 * i, one);
+    }
     store(scales, finite(scale) ? scale : __builtin_nanf(""));
   }
-  if (inputs % 2) store(to + 2 * inputs, int16_t(0));
+  if (!AMX && inputs % 2) store(to + 2 * inputs, int16_t(0));
 }
 
 void prepare(const float* row, int inputs, Element element, uint8_t* to) {
@@ -343,7 +446,8 @@ void prepare(const float* row, int inputs, Element element, uint8_t* to) {
 #if BF16_PAIRS
   if (element == Element::bf16) {
     for (int i = 0; i < inputs; ++i) store(to + 2 * i, to_bf16(row[i]));
-    if (inputs % 2) store(to + 2 * inputs, uint16_t(0));
+    constexpr int whole = AMX ? REGISTER_INPUTS : 2;  // inputs are taken so many at once
+    for (int i = inputs; i % whole; ++i) store(to + 2 * i, uint16_t(0));
     return;
   }
 #endif

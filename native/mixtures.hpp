@@ -67,6 +67,14 @@ INLINE void make_steps(const Scales& scales, int g, bool all_seen, Seen seen, St
   for (int i = 0; i < TILE_TOKENS; i += LANES) store(to.by + i, load<F>(to.by + i) * inverse);
 }
 
+// Those of a row: its own where it does not see the whole span.
+template <Codec C>
+INLINE const Steps& steps_of(const Scales& scales, int g, const Steps* steps, Span span, const Sight& sight, Steps& own) {
+  if (sight.all_of(span)) return steps[g];
+  make_steps<C>(scales, g, false, [&](int i) { return i >= span.start && i < span.stop && sight.has(i); }, own);
+  return own;
+}
+
 // By what int8's raised values are too large, and int4's.
 template <Codec C>
 constexpr int RAISE = C == Codec::int8 ? 128 : INT4_RAISE;
@@ -78,19 +86,15 @@ INLINE void prepare_weights(Weights<C, R>& w, const Scales& scales, int g, const
     const float* from = w.floats + r * TILE_TOKENS;
     if constexpr (in_integers<C>) {
       Steps own;
-      const Steps* by = steps + g;
-      if (!sights[r].all_of(span)) {
-        auto seen = [&](int i) { return i >= span.start && i < span.stop && sights[r].has(i); };
-        make_steps<C>(scales, g, false, seen, own), by = &own;
-      }
+      const Steps& of_row = steps_of<C>(scales, g, steps, span, sights[r], own);
       I sums = {};
       for (int i = 0; i < TILE_TOKENS; i += 2 * LANES) {
-        I first = to_nearest(load<F>(from + i) * load<F>(by->by + i));
-        I second = to_nearest(load<F>(from + i + LANES) * load<F>(by->by + i + LANES));
+        I first = to_nearest(load<F>(from + i) * load<F>(of_row.by + i));
+        I second = to_nearest(load<F>(from + i + LANES) * load<F>(of_row.by + i + LANES));
         sums += first + second;
         store_halves(w.halves[r] + i, first, second);
       }
-      w.factors[r] = by->factor;
+      w.factors[r] = of_row.factor;
       w.excess[r] = RAISE<C> * int32_t(sum(to_float(sums)));
     } else if constexpr (C == Codec::bf16 && BF16_PAIRS) {  // they are bf16 already
       for (int i = 0; i < TILE_TOKENS; i += LANES)

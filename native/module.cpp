@@ -215,6 +215,7 @@ NB_MODULE(_native, m) {
     for (const Isa* isa : isas()) names.push_back(isa->name);
     return names;
   });
+  m.def("rounds_rows", [](const std::string& isa) { return isa_named(isa).rounds_rows; });
   m.def("codecs", [] { return std::vector<std::string>(std::begin(CODECS), std::end(CODECS)); });
   m.attr("MAX_DIM") = MAX_DIM;
   m.attr("TILE_TOKENS") = TILE_TOKENS;

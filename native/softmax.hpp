@@ -3,17 +3,23 @@
 
 // Hides what a row may not see of the tile's span, and whatever lies beside the span.
 void hide(float* scores, const Sight& sight, Span span) {
-  const float hidden = -__builtin_inff();
-  for (int i = 0; i < span.start; ++i) scores[i] = hidden;
-  for (int i = span.stop; i < TILE_TOKENS; ++i) scores[i] = hidden;
-  if (sight.all_of(span)) return;
-  for (int i = span.start; i < span.stop; ++i)
-    if (!sight.has(i)) scores[i] = hidden;
+  if (span.start == 0 && span.stop == TILE_TOKENS && sight.all_of(span)) return;
+  const F hidden = set1(-__builtin_inff());
+  int stop = sight.last < span.stop ? sight.last + 1 : span.stop;
+  alignas(64) int32_t numbers[LANES];
+  for (int i = 0; i < LANES; ++i) numbers[i] = i;
+  I token = load<I>(numbers);
+  for (int i = 0; i < TILE_TOKENS; i += LANES, token += LANES) {
+    I seen = (token >= span.start) & (token < stop) & ((token >= sight.first) | (token < sight.sinks));
+    store(scores + i, select(seen, load<F>(scores + i), hidden));
+  }
 }
 
-// Scores become weights, all rows' side by side since each step waits for the one before. `rounded`:
-// to bf16, which is what they are summed and multiplied as.
-void soften(const Task& t, const Scratch& s, bool rounded) {
+// Scores become weights, all rows' side by side since each step waits for the one before. Those of
+// values in bf16 are rounded to it where they are multiplied so, and summed as they are rounded; for
+// registers they are left in bf16.
+void soften(const Task& t, const Scratch& s) {
+  bool rounded = BF16_PAIRS && t.call.values->codec == Codec::bf16, in_halves = rounded && t.in_registers;
   int width = t.shape().padded_value_dim;
   for (int row = 0; row < t.rows; ++row) {
     const float* scores = s.scores + row * TILE_TOKENS;
@@ -35,7 +41,13 @@ void soften(const Task& t, const Scratch& s, bool rounded) {
   for (int row = 0; row < t.rows; ++row) {
     float* scores = s.scores + row * TILE_TOKENS;
     F total = {}, from = set1(s.m[row]);
-    for (int i = 0; i < TILE_TOKENS; i += LANES) {
+    for (int i = 0; in_halves && i < TILE_TOKENS; i += 2 * LANES) {
+      F first = weight_of(load<F>(scores + i) - from), second = weight_of(load<F>(scores + i + LANES) - from);
+      I halves = to_halves(first, second);
+      store(reinterpret_cast<uint8_t*>(scores) + 2 * i, halves);
+      total = add_bf16_pairs(total, halves, all(0x3f803f80));  // times one
+    }
+    for (int i = 0; !in_halves && i < TILE_TOKENS; i += LANES) {
       F weight = weight_of(load<F>(scores + i) - from);
       if (rounded) weight = (F)(((I)weight + 0x7fff + ((I)weight >> 16 & 1)) & (int32_t)0xffff0000);
       store(scores + i, weight);

@@ -31,10 +31,12 @@ inline std::vector<const Isa*> isas() {
 #if defined(HOLDOVER_WIDE)
   all.push_back(&wide);
   all.push_back(&wide_bf16);
+  all.push_back(&wide_amx);
 #endif
   all.push_back(&avx2);
   all.push_back(&avx512);
   all.push_back(&avx512_bf16);
+  all.push_back(&amx);
 #endif
   std::erase_if(all, [](const Isa* isa) { return !isa->runs(); });
   return all;

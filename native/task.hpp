@@ -19,6 +19,15 @@ struct Scratch {
     m = take(rows), l = take(rows), merged_m = take(rows), merged_l = take(rows), query_scales = take(rows), shrink = take(rows);
     centres = take(int64_t(rows) * SPLIT_CENTRES);
   }
+
+  // Of the rows from `row` on.
+  Scratch strip(const Shape& s, int row) const {
+    Scratch part = *this;
+    part.query += row * s.padded_dim, part.factors += row * s.padded_dim, part.scores += row * TILE_TOKENS;
+    part.acc += row * s.padded_value_dim, part.centres += row * SPLIT_CENTRES;
+    part.m += row, part.l += row, part.query_scales += row, part.shrink += row;
+    return part;
+  }
 };
 
 struct Task {
@@ -26,12 +35,16 @@ struct Task {
   const Entry& entry;
   int rows;  // of each head
   float* memory;
+  Registers* registers;
+  bool in_registers;         // of matrices, which keys, rotary keys and values fill
   bool meets_sinks = false;  // whether the scratch holds the query that does
+  int first_row = 0;         // of a strip
 
   const Sequences& seqs() const { return *call.sequences; }
   const Shape& shape() const { return call.shape; }
-  int position(int row) const { return seqs().position(entry.sequence, entry.token + row / shape().shared); }
-  int first_visible(int row) const { return seqs().first_visible[entry.token + row / shape().shared]; }
+  int token(int row) const { return entry.token + (first_row + row) / shape().shared; }
+  int position(int row) const { return seqs().position(entry.sequence, token(row)); }
+  int first_visible(int row) const { return seqs().first_visible[token(row)]; }
   Sight sight(int row, int tile) const {
     return {first_visible(row) - tile, position(row) - tile, seqs().sink_tokens - tile};
   }

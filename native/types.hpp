@@ -224,6 +224,7 @@ struct Product {
 
 struct Isa {
   const char* name;
+  bool rounds_rows;  // to bf16, for products with bf16
   bool (*runs)();
   void (*attend)(const Attend&, int entry, float* scratch);
   void (*write)(const Write&, int token_start, int token_stop);
@@ -248,6 +249,6 @@ struct Isa {
   void (*choose)(const Choose&, int piece);
 };
 
-extern const Isa portable, avx2, avx512, avx512_bf16, wide, wide_bf16;
+extern const Isa portable, avx2, avx512, avx512_bf16, amx, wide, wide_bf16, wide_amx;
 
 }  // namespace holdover

@@ -168,6 +168,19 @@ INLINE F add_bf16_pairs(F sum, I a, I b) {
 #endif
 }
 
+// Two vectors rounded to bf16, one behind the other.
+INLINE I to_halves(F first, F second) {
+#if defined(__AVX512BF16__) && LANES == 16
+  return (I)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+  typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+  alignas(64) uint16_t both[2 * LANES];
+  auto rounded = [](F x) { return __builtin_convertvector(((U)x + 0x7fff + ((U)x >> 16 & 1)) >> 16, Halves); };
+  store(both, rounded(first)), store(both + LANES, rounded(second));
+  return load<I>(both);
+#endif
+}
+
 // Sums of four vectors. The order is the same for each: halves are folded, then pairs.
 INLINE F4 sums(F a, F b, F c, F d) {
 #if LANES == 4

@@ -42,11 +42,10 @@ from holdover.spec.sparse import Sparse
 from holdover.units import ceil_div
 
 BACKENDS = plugin_names("holdover.kernels")
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 EXACT = 1e-5
 INTEGERS = 4e-4
 BF16_WEIGHTS = 2.0**-8
-BF16_ISAS = ("avx512_bf16", "wide_bf16")
 CANARY = 0xA5
 
 RESIDENCIES = (Full(), Window(5), Window(20), Window(6, 3), Window(9, 20), Chunk(8), Chunk(12, 2))
@@ -362,11 +361,14 @@ def dense(world: World, running: Running, layer: int, exact: bool) -> Tensor:
 
 def rounding_of(backend: str, case: Case) -> float:
     """What a backend's arithmetic is allowed beside the codec's error."""
-    if backend == "native" and {case.codec, case.rope_codec} & {"int8", "int4"}:
-        return INTEGERS * (2 if case.rope_dim else 1)  # two products make a score
-    if backend == "native" and case.codec == "bf16" and os.environ[ISA_VARIABLE] in BF16_ISAS:
-        return BF16_WEIGHTS
-    return EXACT
+    if backend == "reference":
+        return EXACT
+    allowed = EXACT
+    if {case.codec, case.rope_codec} & {"int8", "int4"}:
+        allowed = INTEGERS * (2 if case.rope_dim else 1)  # two products make a score
+    if case.codec == "bf16" and extension().rounds_rows(os.environ[ISA_VARIABLE]):
+        allowed = max(allowed, BF16_WEIGHTS)
+    return allowed
 
 
 def check(

@@ -131,8 +131,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def bound(isa: str, element: str, rows: Tensor, matrix: Packed) -> Tensor:
     """What an element may be off: rounding of inputs and of as many sums, by the norms."""
-    pairs = isa.endswith("bf16") and element == "bf16"
-    inputs = 2**-8 if pairs else 2**-15 if element == "int8" else 0.0
+    rounds = element == "bf16" and NATIVE.rounds_rows(isa)
+    inputs = 2**-8 if rounds else 2**-15 if element == "int8" else 0.0
     sums = 2**-23 * max(4, rows.shape[1]) ** 0.5
     norms = rows.double().norm(dim=1)[:, None] * matrix.stored.norm(dim=1)[None]
     return norms * (inputs + sums) + 1e-30

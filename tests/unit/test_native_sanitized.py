@@ -31,7 +31,7 @@ spec.loader.exec_module(package._native)
 import test_kernels as suite
 from holdover.codecs.base import codec_names
 isas = package._native.isas()
-assert "wide" in isas and "wide_bf16" in isas, isas
+assert {"wide", "wide_bf16", "wide_amx"} <= set(isas), isas
 draw = random.Random({seed})
 for turn in range({turns}):
     os.environ[suite.ISA_VARIABLE] = isas[turn % len(isas)]
