@@ -576,6 +576,34 @@ def test_native_results_are_the_same_bit_for_bit(
         assert torch.equal(world.step([last, *others])[0], want[-1:]), threads
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+@pytest.mark.parametrize("latent", [False, True], ids=["heads", "latent"])
+def test_levels_are_summed_exactly_in_registers_of_matrices_too(
+    codec: str, head_dim: int, latent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one order or another: what AMX adds up is what VNNI does, bit for bit."""
+    case = Case(codec, Window(700, 3), head_dim=head_dim, block_tokens=8)
+    if latent:
+        case = replace(case, heads=(6, 1), rope_dim=64)
+    native = extension()
+    isas = [] if native is None else native.isas()
+    pairs = (("avx512_bf16", "amx"), ("wide_bf16", "wide_amx"))
+    here = [pair for pair in pairs if set(pair) <= set(isas)]
+    if not here:
+        pytest.skip("no instruction set with registers of matrices")
+    for pair in here:
+        found = []
+        for isa in pair:
+            monkeypatch.setenv(ISA_VARIABLE, isa)
+            lengths = ((1500, 1), (900, 70), (5, 5))
+            world = World("native", case, lengths)
+            sequences = world.sequences(lengths)
+            world.store_history(sequences)
+            found.append(torch.cat(world.step(sequences)))
+        assert torch.equal(*found), pair
+
+
 def test_rows_of_a_shared_layer_are_not_written(backend: str) -> None:
     world = World(backend, Case(), [(4, 4)])
     [running] = world.sequences([(4, 4)])
