@@ -10,7 +10,7 @@ constexpr int STRIP_ROWS = 2 * REGISTER_ROWS;
 
 // Which dim of a chunk's vectors is summed in a lane, as `interleave` has them.
 template <Codec C>
-INLINE int register_dim(int vector, int lane) {
+inline int register_dim(int vector, int lane) {
   if (C == Codec::bf16) return 2 * lane + vector;
   return C == Codec::int8 ? lane / 4 * 16 + vector * 4 + lane % 4 : lane * 4 + vector;
 }
