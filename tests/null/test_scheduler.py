@@ -61,10 +61,11 @@ class Machine:
 
     @classmethod
     def tight(
-        cls, model: str, limits: Limits, spare_sectors: int, tier: MachineTier | None = None
-    ) -> Machine:
+        cls, model: str, limits: Limits, spare_sectors: int, tier: MachineTier | None = None,
+        block_tokens: int = 4,
+    ) -> Machine:  # fmt: skip
         """Just room for the longest sequence alone, and a few sectors more."""
-        layout = layout_of(model)
+        layout = layout_of(model, block_tokens)
         blocks = layout.peak_blocks(limits.max_context_tokens, limits.step_tokens)
         return cls(layout, limits, layout.sectors_for(blocks) + spare_sectors, tier)
 
@@ -146,6 +147,7 @@ requests = st.lists(
     max_sequences=st.integers(1, 4),
     spare_sectors=st.integers(0, 3),
     answers=st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=9)),
+    scale=st.sampled_from((1, 16)),
 )
 def test_everyone_finishes_and_nothing_stays(
     model: str,
@@ -154,16 +156,18 @@ def test_everyone_finishes_and_nothing_stays(
     max_sequences: int,
     spare_sectors: int,
     answers: list[tuple[int, bool]] | None,
+    scale: int,
 ) -> None:
-    """`answers`: how many loads end before a step, and whether they fail; None: no tier."""
-    limits = Limits(max_sequences, step_tokens, max_context_tokens=64)
+    """`answers`: how many loads end before a step, and whether they fail; None: no tier. What is
+    long makes steps that end short behind a prompt that ends."""
+    limits = Limits(max_sequences, step_tokens * scale, max_context_tokens=64 * scale)
     tier = MachineTier() if answers is not None else None
-    machine = Machine.tight(model, limits, spare_sectors, tier)
+    machine = Machine.tight(model, limits, spare_sectors, tier, block_tokens=4 * scale)
     cancelled: dict[int, list[Sequence]] = {}
     everyone = []
     now = 0
     for arrival, (pause, n_prompt, n_answer, kind, cancel) in enumerate(asked):
-        prompt = tuple((kind * i * i + i // 5) % 3 for i in range(n_prompt))
+        prompt = tuple((kind * i * i + i // 5) % 3 for i in range(n_prompt * scale))
         sequence = sequence_of(arrival, prompt, n_answer)
         everyone.append(sequence)
         if cancel is not None:

@@ -28,7 +28,7 @@ from holdover.spec.layout import CacheLayout
 from holdover.spec.limits import Limits
 from holdover.spec.residency import Chunk, Full, Residency, Window
 
-BLOCK_TOKENS = 4
+BLOCK_TOKENS = (4, 48)  # with the larger ones, some steps end short behind a prompt that ends
 LAYOUTS: dict[str, tuple[Residency, ...]] = {
     "full": (Full(),),
     "window": (Window(10, sink_tokens=2),),
@@ -37,15 +37,16 @@ LAYOUTS: dict[str, tuple[Residency, ...]] = {
 }
 
 
-def layout_of(name: str) -> CacheLayout:
+def layout_of(name: str, block_tokens: int) -> CacheLayout:
     planes = attention_planes(1, 64)
     layers = tuple(LayerSpec(planes, residency) for residency in LAYOUTS[name])
-    return CacheLayout.of(CacheSpec.of(layers, BLOCK_TOKENS), uniform("bf16"))
+    return CacheLayout.of(CacheSpec.of(layers, block_tokens), uniform("bf16"))
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
     """Prompts that go on from each other; all come at once."""
+    block_tokens = draw(st.sampled_from(BLOCK_TOKENS))
     histories: list[list[int]] = [[1]]
     requests = []
     for index in range(draw(st.integers(1, 14))):
@@ -54,11 +55,11 @@ def traces(draw: st.DrawFn) -> Trace:
             *draw(st.lists(st.integers(2, 4), max_size=5)),
         ]
         histories.append(history)
-        n_prompt = len(history) * BLOCK_TOKENS - draw(st.integers(0, BLOCK_TOKENS - 1))
+        n_prompt = len(history) * block_tokens - draw(st.integers(0, block_tokens - 1))
         blocks = np.array(history, np.int32)
         n_output = draw(st.integers(1, 30))
         requests.append(Request(n_prompt, n_output, blocks, index, 0.0))
-    return Trace("made", "made", BLOCK_TOKENS, tuple(requests), len(requests), False)
+    return Trace("made", "made", block_tokens, tuple(requests), len(requests), False)
 
 
 def scheduled(
@@ -71,7 +72,7 @@ def scheduled(
     for index, request in enumerate(trace.requests):
         if request.prompt_tokens + request.output_tokens > limits.max_context_tokens:
             continue
-        prompt = tuple(int(t) for t in prompt_tokens(request, BLOCK_TOKENS, -1 - index))
+        prompt = tuple(int(t) for t in prompt_tokens(request, layout.spec.block_tokens, -1 - index))
         params = SamplingParams(temperature=0)
         sequences[index] = Sequence.of(index, prompt, params, request.output_tokens)
         scheduler.add(sequences[index])
@@ -98,7 +99,9 @@ def scheduled(
 def test_jumps_are_the_schedulers_steps(
     name: str, trace: Trace, sequences: int, step: int, extra: int
 ) -> None:
-    layout = layout_of(name)
+    assert trace.block_tokens is not None
+    layout = layout_of(name, trace.block_tokens)
+    step = step * trace.block_tokens // min(BLOCK_TOKENS)
     shortest = min(r.prompt_tokens + r.output_tokens for r in trace.requests)
     n_sectors = layout.sectors_for(layout.peak_blocks(shortest, step)) + extra
     subject = Subject("made", "made", "bf16", layout, None, None)

@@ -1,6 +1,7 @@
 """Who computes which tokens in the next step.
 
     budget    | one token for each sequence that only needs one | prompts, oldest first, in chunks |
+              of the younger ones only as much as lets the oldest one's first token come soon
     room      oldest first; where there is none the youngest running sequence is parked
     entrance  parked ones oldest first, then waiting ones in order; none after a step that parked
     lifts     who finds its prefix in a tier waits for it aside, and others enter in its stead
@@ -26,6 +27,7 @@ from holdover.cache.explain import Reuse
 from holdover.cache.lifting import Lift
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
+from holdover.engine.budget import Budget
 from holdover.engine.sequence import Sequence, State
 from holdover.spec.limits import Limits
 
@@ -134,11 +136,11 @@ class Scheduler:
         self._manager.poll()
         self._land()
         n_parked = self.parked_total
-        wanted = self._share_budget()
-        work = self._reserve(wanted)
+        budget = Budget(self._limits.step_tokens)
+        work = self._reserve(self._share(budget))
         known: list[tuple[Sequence, HiddenStates]] = []
         if self.parked_total == n_parked:
-            self._let_in(work, known)
+            self._let_in(work, known, budget)
         any_work = bool(work or known)
         assert any_work or self.loading or not self.has_work, "work to do and no step to do it in"
         return batch_of(work, known) if any_work else None
@@ -152,20 +154,10 @@ class Scheduler:
                 assert sequence.cache is not None
                 self._manager.commit(sequence.cache, token_ids[start:stop])
 
-    def _share_budget(self) -> list[tuple[Sequence, int]]:
-        """Tokens for each running sequence: single ones first, then prompts, oldest first."""
-        budget = self._limits.step_tokens
-        pending = [sequence.n_pending for sequence in self.running]
-        budget -= pending.count(1)
-        wanted = []
-        for sequence, n_pending in zip(self.running, pending, strict=True):
-            n_tokens = 1
-            if n_pending > 1:
-                n_tokens = min(n_pending, budget)
-                budget -= n_tokens
-            if n_tokens:
-                wanted.append((sequence, n_tokens))
-        return wanted
+    def _share(self, budget: Budget) -> list[tuple[Sequence, int]]:
+        """Tokens for each running sequence that gets some."""
+        shares = budget.share([sequence.n_pending for sequence in self.running])
+        return [(s, n) for s, n in zip(self.running, shares, strict=True) if n]
 
     def _reserve(self, wanted: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """The part of `wanted` that finds room, at the cost of the youngest where there is none."""
@@ -203,7 +195,10 @@ class Scheduler:
             self._entrance_closed = False
 
     def _let_in(
-        self, work: list[tuple[Sequence, int]], known: list[tuple[Sequence, HiddenStates]]
+        self,
+        work: list[tuple[Sequence, int]],
+        known: list[tuple[Sequence, HiddenStates]],
+        budget: Budget,
     ) -> None:
         """Add parked and waiting sequences to the step's work while budget and room last, or to
         those whose prompt's end is known: they go on as if parked with an answer begun."""
@@ -211,8 +206,7 @@ class Scheduler:
         if self._entrance_closed and self.running and self._steps % self._block_tokens:
             return
         self._entrance_closed = False
-        budget = self._limits.step_tokens - sum(n_tokens for _, n_tokens in work)
-        while budget and len(self.running) < self._limits.max_sequences:
+        while budget.n_left and len(self.running) < self._limits.max_sequences:
             queue = self.parked or self.waiting
             if not queue:
                 return
@@ -222,8 +216,8 @@ class Scheduler:
                 insort(self.loading, queue.pop(0), key=_by_arrival)
                 sequence.state = State.LOADING
                 continue
-            if n_tokens is None:
-                self._entrance_closed = True
+            if not n_tokens:
+                self._entrance_closed = n_tokens is None
                 return
             queue.pop(0)
             sequence.state = State.RUNNING
@@ -231,17 +225,15 @@ class Scheduler:
             end = self._find_end(sequence)
             if end is None:
                 insort(work, (sequence, n_tokens), key=lambda item: item[0].arrival)
-                budget -= n_tokens
             else:
                 known.append((sequence, end))
-                budget -= 1  # its row of the step
 
-    def _admit(self, sequence: Sequence, budget: int) -> int | None:
-        """Its tokens in this step, None where it does not enter."""
+    def _admit(self, sequence: Sequence, budget: Budget) -> int | None:
+        """As `enter`; counts who is let in."""
         is_new = sequence.cached_tokens is None
         alone = not (self.running or self.loading)
         n_step = enter(self._manager, self._limits, sequence, budget, alone)
-        if n_step is not None and is_new:
+        if n_step and is_new:
             self.prompt_tokens += sequence.n_prompt
             assert sequence.cache is not None
             self.cached_tokens += sequence.cache.n_tokens
@@ -261,10 +253,10 @@ class Scheduler:
 
 
 def enter(
-    manager: CacheManager, limits: Limits, sequence: Entrant, budget: int, alone: bool
+    manager: CacheManager, limits: Limits, sequence: Entrant, budget: Budget, alone: bool
 ) -> int | None:
-    """Give a sequence its cache; returns its tokens in this step, or None if there is no room
-    or if a lift was begun for it.
+    """Give a sequence its cache; returns its tokens in this step. It does not enter where these
+    are 0, nor with None: there is no room, or a lift was begun for it.
 
     It must find room for its peak over all its known tokens and a block more, beside what those
     before it were let in for: less was too little when it was parked, so that no one is parked
@@ -279,7 +271,9 @@ def enter(
         sequence.lift = manager.lift(tokens, match, sequence.tenant, promise)
         if sequence.lift is not None and not sequence.lift.ended:
             return None
-    n_step = min(len(tokens) - match.n_tokens, budget)
+    n_step = budget.take(len(tokens) - match.n_tokens)
+    if not n_step:
+        return 0
     cache = manager.admit(
         tokens, match, n_step, sequence.tenant, promise=promise, owner=sequence.name
     )

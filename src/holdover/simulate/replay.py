@@ -19,6 +19,7 @@ from operator import attrgetter
 from holdover.cache.costs import MEASURED_TOKENS
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import REFUSED_REST_S, Mover
+from holdover.engine.budget import Budget
 from holdover.engine.scheduler import enter
 from holdover.engine.sequence import State
 from holdover.simulate.agenda import Agenda
@@ -140,11 +141,12 @@ class Replay:
         self._manager.poll()
         self._land()
         n_parked = self.parked_total
-        work = self._reserve(self._share_budget())
+        budget = Budget(self._limits.step_tokens)
+        work = self._reserve(self._share(budget))
         n_before = len(self._running)
         has_parked = self.parked_total > n_parked
         if not has_parked:
-            self._let_in(work)
+            self._let_in(work, budget)
         self.most_running = max(self.most_running, len(self._running))
         if not self._running:
             if not self._pass_time():
@@ -166,19 +168,11 @@ class Replay:
         self._manager.observe(n_decoding + n_prompt_tokens, one_s)
         self._end_step(work, n_uncommitted)
 
-    def _share_budget(self) -> list[tuple[Served, int]]:
-        """Prompt tokens for each running sequence that has some, oldest first."""
-        singles = sum(served.n_pending == 1 for served in self._prompting)
-        budget = self._limits.step_tokens - (len(self._running) - len(self._prompting)) - singles
-        wanted = []
-        for served in self._prompting:
-            n_tokens = 1
-            if served.n_pending > 1:
-                n_tokens = min(served.n_pending, budget)
-                budget -= n_tokens
-            if n_tokens:
-                wanted.append((served, n_tokens))
-        return wanted
+    def _share(self, budget: Budget) -> list[tuple[Served, int]]:
+        """Prompt tokens for each running sequence that gets some."""
+        budget.n_left -= len(self._running) - len(self._prompting)
+        shares = budget.share([served.n_pending for served in self._prompting])
+        return [(s, n) for s, n in zip(self._prompting, shares, strict=True) if n]
 
     def _reserve(self, wanted: list[tuple[Served, int]]) -> list[tuple[Served, int]]:
         """The part of `wanted` that finds room beside the next blocks of those who decode."""
@@ -203,14 +197,12 @@ class Replay:
                 self._await_block(served)
         return work
 
-    def _let_in(self, work: list[tuple[Served, int]]) -> None:
+    def _let_in(self, work: list[tuple[Served, int]], budget: Budget) -> None:
         """As the scheduler does, parked ones first."""
         if self._entrance_closed and self._running and self._steps % self._block_tokens:
             return
         self._entrance_closed = False
-        budget = self._limits.step_tokens - (len(self._running) - len(self._prompting))
-        budget -= sum(n_tokens for _, n_tokens in work)
-        while budget and len(self._running) < self._limits.max_sequences:
+        while budget.n_left and len(self._running) < self._limits.max_sequences:
             queue = self._parked or self._waiting
             if not queue:
                 return
@@ -223,8 +215,8 @@ class Replay:
                 places = {place for place, _ in served.lift.targets}
                 served.load_end_s = max(self._tiers[p].loads.link.free_s for p in places)
                 continue
-            if n_tokens is None:
-                self._entrance_closed = True
+            if not n_tokens:
+                self._entrance_closed = n_tokens is None
                 return
             queue.pop(0)
             served.state = State.RUNNING
@@ -233,7 +225,6 @@ class Replay:
             insort(self._running, served, key=_by_arrival)
             insort(self._prompting, served, key=_by_arrival)
             insort(work, (served, n_tokens), key=_arrival_of)
-            budget -= n_tokens
 
     def _steps_alike(
         self,
