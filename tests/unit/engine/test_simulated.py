@@ -100,22 +100,29 @@ def test_a_ram_tier_as_the_engine(tiny: Loaded, serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "arena_bytes", "max_sequences"),
-    [(2, 128 << 10, 16), (3, 160 << 10, 16), (4, 256 << 10, 4), (5, 8 << 20, 16)],
+    ("seed", "arena_bytes", "max_sequences", "step_tokens"),
+    [
+        (2, 128 << 10, 16, 64),
+        (3, 160 << 10, 16, 64),
+        (4, 256 << 10, 4, 64),
+        (5, 8 << 20, 16, 64),
+        (6, 512 << 10, 16, 256),
+    ],
 )
 def test_all_at_once_as_the_engine(
-    tiny: Loaded, serve: Serve, seed: int, arena_bytes: int, max_sequences: int
+    tiny: Loaded, serve: Serve, seed: int, arena_bytes: int, max_sequences: int, step_tokens: int
 ) -> None:
     """Many run at a time, are parked and come back: every step is the engine's."""
     trace = made_trace(seed, 40, in_turn=False)
-    served = serve(tiny, arena_bytes, max_sequences=max_sequences)
+    limits = {"max_sequences": max_sequences, "step_tokens": step_tokens}
+    served = serve(tiny, arena_bytes, **limits)
     served.gate.hold()
     replies = [ask(served, trace.requests[0])]
     assert served.gate.arrived.wait(60), "the first is alone in the first step"
     replies += [ask(served, request) for request in trace.requests[1:]]
     served.gate.open.set()
     found = [cached(reply) for reply in replies]
-    expected = simulated(tiny, trace, arena_bytes, max_sequences=max_sequences)
+    expected = simulated(tiny, trace, arena_bytes, **limits)
     stats = served.engine.stats()
     assert list(expected.cached_tokens) == found
     assert (expected.evicted_blocks, expected.parked) == (stats.evicted_blocks, stats.parked_total)
