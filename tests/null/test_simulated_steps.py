@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdover.cache.arena import NullArena
@@ -91,7 +91,16 @@ def scheduled(
     return found, manager.evicted_blocks, scheduler.parked_total
 
 
+def resumed() -> Trace:
+    """One is parked, and computes again what lies before blocks of its own that are cached."""
+    short, long = np.array([1], np.int32), np.array([1, 2, 2, 2, 2, 2], np.int32)
+    asked = [(short, 1), (long, 1), (short, 18), (long, 17), *[(short, 1)] * 5]
+    requests = [Request(4 * len(b), n, b, i, 0.0) for i, (b, n) in enumerate(asked)]
+    return Trace("made", "made", 4, tuple(requests), len(requests), False)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
+@example(trace=resumed(), sequences=2, step=6, extra=13)
 @settings(max_examples=60, deadline=None)
 @given(
     trace=traces(), sequences=st.integers(1, 6), step=st.integers(6, 40), extra=st.integers(0, 30)

@@ -259,7 +259,8 @@ class Replay:
         """Room for the same part of a prompt in each of so many steps; returns for how many steps
         there was some, and how many of the parts are still to be committed."""
         assert served.cache is not None
-        if self._keeps_all:
+        # One that was parked may come upon its own blocks, which are not to be evicted for it.
+        if self._keeps_all and len(served.tokens) == served.n_prompt:
             has_room = self._manager.reserve(served.cache, n_steps * n_tokens)
             return (n_steps, n_steps) if has_room else (1, 1)
         for n_done in range(1, n_steps):  # each step lets go of what lies behind windows
