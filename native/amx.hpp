@@ -5,7 +5,8 @@
 // bf16, which B has in pairs: [pair][column][2], as the panels of a matrix and of 16 tokens' keys do.
 // Even inputs and odd ones are summed apart, in order, and both sums are then added to C: so a row's
 // sums are the same whatever rows and columns are beside it. Of bytes it takes 64, which B has in quads;
-// numbers of 16 bits are two products, of their high bytes and of their low ones, and exact.
+// numbers of 16 bits are two products, of their high bytes and of their low ones, and exact. What is less
+// than 2^-126 counts as zero, in C too.
 
 constexpr int REGISTER_ROWS = 16, REGISTER_BYTES = 64;
 constexpr int REGISTER_COLUMNS = 16, REGISTER_INPUTS = 32, REGISTER_LEVELS = 64;  // of 32, 16 and 8 bits
@@ -17,7 +18,8 @@ INLINE bool fills_registers(const Plane& p) {
   return (p.codec == Codec::int8 || p.codec == Codec::int4) && p.dim % REGISTER_LEVELS == 0;
 }
 
-// C is registers 0 to 3, A 4 and 5, B 6 and 7.
+// C is registers 0 to 3, A 4 and 5, B 6 and 7. In assembly, since the compiler's own functions take
+// literal numbers and tell it neither what they read of memory nor what they write.
 class Registers {
 #if defined(__AMX_BF16__)
   int n_first = 0, n_second = 0;
@@ -40,11 +42,6 @@ class Registers {
     config.n_rows[4] = uint8_t(first), config.n_rows[5] = uint8_t(second ? second : first);
     asm volatile("ldtilecfg %0" ::"m"(config));
     n_first = first, n_second = second;
-  }
-
-  template <int M>
-  void shape_rows(int n_rows) {
-    shape(M == 2 ? REGISTER_ROWS : n_rows, M == 2 ? n_rows - REGISTER_ROWS : 0);
   }
 
   template <int R>
@@ -81,11 +78,6 @@ class Registers {
 
  public:
   void shape(int first, int second) { n_first = first, n_second = second; }
-
-  template <int M>
-  void shape_rows(int n_rows) {
-    shape(M == 2 ? REGISTER_ROWS : n_rows, M == 2 ? n_rows - REGISTER_ROWS : 0);
-  }
 
   template <int R>
   void zero() {
@@ -126,6 +118,12 @@ class Registers {
   }
 #endif
 };
+
+// So many rows in M registers.
+template <int M>
+INLINE void shape_rows(Registers& registers, int n_rows) {
+  registers.shape(M == 2 ? REGISTER_ROWS : n_rows, M == 2 ? n_rows - REGISTER_ROWS : 0);
+}
 
 // Rows of A, `a_row` bytes apart and 64 bytes for each step; and of each of N registers' columns the
 // pairs of B, `b_row` bytes apart, 16 for each step. A has all steps `parts` times, one behind the other.

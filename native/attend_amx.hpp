@@ -22,7 +22,7 @@ static_assert(REGISTER_COLUMNS == LANES);
 
 // Calls `use.operator()<codec>()`.
 template <class Use>
-INLINE void with_levels(Codec codec, Use use) {
+INLINE void with_units(Codec codec, Use use) {
   if (codec == Codec::bf16) use.template operator()<Codec::bf16>();
   else if (codec == Codec::int8) use.template operator()<Codec::int8>();
   else use.template operator()<Codec::int4>();
@@ -68,16 +68,16 @@ uint8_t* make_panels(KeyPanels& keys, int dim, Span span, uint8_t* room, Ahead* 
 // Scores of a strip of rows; `add`: to what is there.
 INLINE void score_parts(const Task& t, const KeyPanels& keys, int dim, const int32_t* words, Span part, bool add,
                         float* scores) {
-  int row_words = t.shape().padded_dim;
+  int row_bytes = t.shape().padded_dim * 4;
   auto score_panels = [&]<int M, int N>(int i) {
-    RegisterOperands<N> o{reinterpret_cast<const uint8_t*>(words), row_words * 4, {}, keys.stride,
+    RegisterOperands<N> o{reinterpret_cast<const uint8_t*>(words), row_bytes, {}, keys.stride,
                           dim / REGISTER_INPUTS, QUERY_PARTS};
     for (int n = 0; n < N; ++n) o.b[n] = keys.at[i + n];
     sum_in_registers<M, N>(*t.registers, o, scores + i * PANEL_TOKENS, TILE_TOKENS * sizeof(float), add);
   };
   auto score_rows = [&]<int M, int N>() {
     int i = part.start / PANEL_TOKENS, stop = (part.stop + PANEL_TOKENS - 1) / PANEL_TOKENS;
-    t.registers->shape_rows<M>(t.rows);
+    shape_rows<M>(*t.registers, t.rows);
     for (; i + N <= stop; i += N) score_panels.template operator()<M, N>(i);
     for (; i < stop; ++i) score_panels.template operator()<M, 1>(i);
   };
@@ -100,8 +100,10 @@ INLINE void score_bytes(const Task& t, const KeyPanels& keys, const Scales& scal
         scale[n] = scales_at<C>(scales.at[i + n] + g * scales.stride);
       }
       const uint8_t* a = reinterpret_cast<const uint8_t*>(words) + row * row_bytes + g * group_bytes;
-      sum_levels_in_registers<N>(*t.registers, n_rows, a, row_bytes, low, b, C == Codec::int4 ? 1 : dim / REGISTER_LEVELS,
-                                 [&](int r, int n, F sum) { found[r][n] = g ? sum * scale[n] + found[r][n] : sum * scale[n]; });
+      int n_steps = C == Codec::int4 ? 1 : dim / REGISTER_LEVELS;
+      sum_levels_in_registers<N>(*t.registers, n_rows, a, row_bytes, low, b, n_steps, [&](int r, int n, F sum) {
+        found[r][n] = g ? sum * scale[n] + found[r][n] : sum * scale[n];
+      });
     }
     for (int r = 0; r < n_rows; ++r)
       for (int n = 0; n < N; ++n) {
@@ -124,9 +126,11 @@ struct ReadyKeys {
   KeyPanels panels;
   Scales scales;
 
+  explicit ReadyKeys(const Plane& plane) : plane(plane) {}  // leaves the rest as it is: it is large
+
   // From `room` on; returns its end.
   uint8_t* make(const Runs& runs, int head, Span span, uint8_t* room, Ahead* ahead) {
-    with_levels(plane.codec, [&]<Codec C>() {
+    with_units(plane.codec, [&]<Codec C>() {
       find_keys<C>(runs, plane, head, span, reinterpret_cast<float*>(room), panels);
       find_scales<C>(runs, plane, head, scales);
       int64_t copied = int64_t(TILE_TOKENS) * plane.dim / Unit<C>::dims * Unit<C>::bytes;
@@ -136,7 +140,7 @@ struct ReadyKeys {
   }
 
   void score(const Task& t, const int32_t* words, const float* query_scales, Span part, bool add, float* scores) const {
-    with_levels(plane.codec, [&]<Codec C>() {
+    with_units(plane.codec, [&]<Codec C>() {
       if constexpr (C == Codec::bf16) score_parts(t, panels, plane.dim, words, part, add, scores);
       else score_bytes<C>(t, panels, this->scales, plane.dim, words, query_scales, part, add, scores);
     });
@@ -151,7 +155,7 @@ constexpr int STEP_TOKENS = C == Codec::bf16 ? REGISTER_INPUTS : REGISTER_LEVELS
 template <Codec C>
 constexpr int ROW_TOKENS = STEP_TOKENS<C> / REGISTER_ROWS;
 
-// Rows of a tile's tokens, zeros beside the span.
+// Rows of a tile's tokens, zeros beside the span. Values lie in a run, unlike keys.
 template <Codec C>
 INLINE void find_rows(const Runs& runs, const Plane& p, int head, const uint8_t** rows) {
   for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = ZEROS;
@@ -165,7 +169,8 @@ INLINE void find_rows(const Runs& runs, const Plane& p, int head, const uint8_t*
 template <int UNIT, int HALF>
 INLINE Bytes half_in_turn(Bytes a, Bytes b) {
   return [&]<int... I>(std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (I / UNIT % 2 * 64 + I / 16 * 16 + HALF * 8 + I % 16 / UNIT / 2 * UNIT + I % UNIT)...);
+    return __builtin_shufflevector(
+        a, b, (I / UNIT % 2 * 64 + I / 16 * 16 + HALF * 8 + I % 16 / UNIT / 2 * UNIT + I % UNIT)...);
   }(std::make_integer_sequence<int, 64>{});
 }
 
@@ -209,14 +214,16 @@ struct ReadyValues {
   Scales scales;
   Steps steps[MOST_GROUPS];
 
+  explicit ReadyValues(const Plane& plane) : plane(plane) {}
+
   void make(const Runs& runs, int head, Span span, uint8_t* to, Ahead* ahead) {
     room = to;
-    with_levels(plane.codec, [&]<Codec C>() { make_vectors<C>(runs, head, span, to, ahead); });
+    with_units(plane.codec, [&]<Codec C>() { make_vectors<C>(runs, head, span, to, ahead); });
   }
 
   // acc += weights x values of a strip; those of bf16 are what `soften` has left.
   void mix(const Task& t, const Scratch& s, int tile, Span span, Span part) const {
-    with_levels(plane.codec, [&]<Codec C>() {
+    with_units(plane.codec, [&]<Codec C>() {
       int first = part.start / STEP_TOKENS<C>, n_steps = (part.stop + STEP_TOKENS<C> - 1) / STEP_TOKENS<C> - first;
       if constexpr (C == Codec::bf16) {
         if (t.rows > REGISTER_ROWS) mix_halves<2, 2>(t, s, first, n_steps);
@@ -264,7 +271,7 @@ struct ReadyValues {
       for (int n = 0; n < WIDTH; ++n) o.b[n] = at<Codec::bf16>(vector + n, first);
       sum_in_registers<M, WIDTH>(*t.registers, o, s.acc + vector * LANES, stride * sizeof(float), true);
     };
-    t.registers->shape_rows<M>(t.rows);
+    shape_rows<M>(*t.registers, t.rows);
     int v = 0;
     for (; v + N <= n_vectors; v += N) mix_vectors.template operator()<N>(v);
     for (; v < n_vectors; ++v) mix_vectors.template operator()<1>(v);
@@ -303,14 +310,13 @@ struct ReadyValues {
   }
 };
 
-void weigh(const Task& t, const Scratch& s, int tile, Span span);
-
 // One head's scores, weights and mixtures over a tile.
 void attend_tile_in_registers(const Task& t, const Scratch& whole, const Runs& runs, int kv_head, int tile, Span span,
                               Ahead* ahead) {
+  // Of the 512 bytes a dim there, keys and rotary keys take 256 at most, and values as many.
   auto* room = reinterpret_cast<uint8_t*>(whole.tile);
-  ReadyKeys keys{*t.call.keys, {}, {}}, rope{t.call.rope ? *t.call.rope : *t.call.keys, {}, {}};
-  ReadyValues values{*t.call.values, nullptr, {}, {}};
+  ReadyKeys keys(*t.call.keys), rope(t.call.rope ? *t.call.rope : *t.call.keys);
+  ReadyValues values(*t.call.values);
   RopeQueries rope_queries(t, whole);
   room = keys.make(runs, kv_head, span, room, ahead);
   if (t.call.rope) room = rope.make(runs, 0, span, room, nullptr);

@@ -86,7 +86,7 @@ struct Pass {
     int64_t bytes = panel_bytes(p.matrix->element, p.matrix->inputs) * (p.gate ? 2 : 1);
     int row_tasks = ceil_div(rows, TASK_ROWS), n_panels = p.matrix->n_panels();
     int task_panels = int(std::max<int64_t>(1, (rows <= TASK_ROWS / 4 ? TASK_BYTES : WIDE_TASK_BYTES) / bytes));
-    if (task_panels > 1) task_panels -= task_panels % 2;  // two are multiplied at once
+    if (task_panels > 1) task_panels -= task_panels % isa().panels_at_once;
     int panel_tasks = ceil_div(n_panels, task_panels);
     auto one = [&](int task) {
       int panel = task / row_tasks * task_panels, rows_at = task % row_tasks;

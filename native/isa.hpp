@@ -6,7 +6,7 @@
 
 #define HOLDOVER_ISA(name)                                                                       \
   namespace holdover {                                                                           \
-  const Isa name{#name, BF16_PAIRS, on_##name::runs, on_##name::attend_task, on_##name::write,               \
+  const Isa name{#name, BF16_PAIRS, AMX ? 2 : 1, on_##name::runs, on_##name::attend_task, on_##name::write,               \
                  on_##name::transcode, on_##name::prepare, on_##name::multiply,                  \
                  on_##name::unpack_row, on_##name::norm, on_##name::rotate, on_##name::within,   \
                  on_##name::cap_row, on_##name::bound_block, on_##name::choose};                 \

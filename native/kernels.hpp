@@ -46,21 +46,6 @@ void score(const Task& t, const Scratch& s, const Runs& runs, int kv_head, int t
   });
 }
 
-// A tile of chosen blocks: each 16 tokens of a block have a centre of their own.
-void centre_chosen(const Task& t, const Scratch& s, int tile, Span span) {
-  const Sequences& seqs = t.seqs();
-  for (int i = span.start; i < span.stop;) {
-    int block = (tile + i) / seqs.block_tokens, token = (tile + i) % seqs.block_tokens;
-    int position = seqs.block_starts[t.entry.sequence * seqs.max_blocks + block] + token;
-    int n = CENTRE_TOKENS - position % CENTRE_TOKENS;
-    n = seqs.block_tokens - token < n ? seqs.block_tokens - token : n;
-    n = span.stop - i < n ? span.stop - i : n;
-    for (int row = 0; row < t.rows; ++row)
-      add_chosen_centre(*t.call.keys, position, s.factors + row * t.shape().padded_dim, n, s.scores + row * TILE_TOKENS + i);
-    i += n;
-  }
-}
-
 void centre(const Task& t, const Scratch& s, int split) {
   int stride = t.shape().padded_dim, stop = t.position(t.rows - 1) + 1;
   by_rows<CENTRE_ROWS>(t.rows, [&]<int R>(int row) {
@@ -204,19 +189,6 @@ struct Visible {
   }
 };
 
-// Scores become weights: with centres and caps, of what rows see.
-void weigh(const Task& t, const Scratch& s, int tile, Span span) {
-  bool centred = t.call.keys->centre.mean, chosen = t.seqs().block_starts;
-  if (centred && chosen) centre_chosen(t, s, tile, span);
-  for (int row = 0; row < t.rows; ++row) {
-    const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
-    if (centred && !chosen) add_centres(centres, span, s.scores + row * TILE_TOKENS);
-    if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
-    hide(s.scores + row * TILE_TOKENS, t.sight(row, tile), span);
-  }
-  soften(t, s);
-}
-
 void attend_tile(const Task& t, int tile, Span span, Ahead* ahead) {
   Runs runs(t.seqs(), t.call.arena, t.entry.sequence, tile, span);
   for (int head = 0; head < t.entry.n_heads; ++head) {
@@ -293,7 +265,8 @@ void attend_part(Task& t, const Visible& visible, Ahead* ahead) {
 void attend_task(const Attend& call, int entry_index, float* memory) {
   const Entry& entry = call.entries[entry_index];
   Registers registers;
-  bool in_registers = fills_registers(*call.keys) && fills_registers(*call.values) && (!call.rope || fills_registers(*call.rope));
+  bool in_registers = fills_registers(*call.keys) && fills_registers(*call.values);
+  in_registers &= !call.rope || fills_registers(*call.rope);
   Task t{call, entry, entry.n_tokens * call.shape.shared, memory, &registers, in_registers};
   Visible visible(t);
   bool whole = entry.join < 0;

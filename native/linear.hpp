@@ -330,7 +330,7 @@ void multiply_in_registers(const Product& p, Registers& registers, int row, int 
   int inputs = p.matrix->inputs, n_steps = inputs / REGISTER_INPUTS;
   int64_t row_bytes = operand_bytes(Element::bf16, inputs), of_panel = panel_bytes(Element::bf16, inputs);
   constexpr int64_t step_bytes = REGISTER_ROWS * REGISTER_BYTES, stride = N * PANEL * sizeof(float);
-  registers.shape_rows<M>(n_rows);
+  shape_rows<M>(registers, n_rows);
   auto sum = [&](const Matrix& of, float* to) {
     RegisterOperands<N> o{p.operand + row * row_bytes, row_bytes, {}, REGISTER_BYTES, n_steps};
     for (int n = 0; n < N; ++n) o.b[n] = of.panels + (panel + n) * of_panel;
@@ -372,13 +372,15 @@ void multiply_levels_in_registers(const Product& p, Registers& registers, int ro
   int64_t row_bytes = operand_bytes(Element::int8, inputs), of_panel = panel_bytes(Element::int8, inputs);
   const uint8_t *rows = p.operand + row * row_bytes, *scales = rows + (4 * n_pairs + 63) / 64 * 64;
   auto add_segment = [&](const Matrix& of, int start, float (*to)[N * PANEL]) {
-    int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs, n_steps = (stop - start + REGISTER_LEVELS - 1) / REGISTER_LEVELS;
+    int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs;
+    int n_steps = (stop - start + REGISTER_LEVELS - 1) / REGISTER_LEVELS;
     const uint8_t* b[N];
     for (int n = 0; n < N; ++n) {
       const uint8_t* pairs = of.panels + (panel + n) * of_panel + start * PANEL;
       __builtin_memset(ready[n] + (n_steps - 1) * step_bytes, 0, step_bytes);
       for (int pair = 0; pair < (stop - start + 1) / 2; pair += 2, pairs += 4 * PANEL)
-        store(ready[n] + pair / 2 * REGISTER_BYTES, quads(pairs, start / 2 + pair + 1 < n_pairs ? pairs + 2 * PANEL : ZEROS));
+        store(ready[n] + pair / 2 * REGISTER_BYTES,
+              quads(pairs, start / 2 + pair + 1 < n_pairs ? pairs + 2 * PANEL : ZEROS));
       b[n] = ready[n];
     }
     for (int r = 0; r < n_rows; r += REGISTER_ROWS)
@@ -410,7 +412,8 @@ void multiply_element<Element::int8>(const Product& p, int row_start, int row_st
 template <>
 void multiply_element<Element::bf16>(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
   Registers registers;
-  auto multiply = row_stop - row_start > REGISTER_ROWS ? multiply_panels_in_registers<2, 2> : multiply_panels_in_registers<1, STREAMS>;
+  bool few = row_stop - row_start <= REGISTER_ROWS;
+  auto multiply = few ? multiply_panels_in_registers<1, STREAMS> : multiply_panels_in_registers<2, 2>;
   multiply(p, registers, row_start, row_stop, panel_start, panel_stop);
 }
 #endif

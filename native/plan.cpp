@@ -68,7 +68,7 @@ int64_t Shape::scratch_floats() const {
   // maxima grew by; scale and sums of queries, their products with centres
   int64_t rows = std::max(CHUNK_ROWS, shared);
   int64_t row = 2 * padded_dim + TILE_TOKENS + 2 * padded_value_dim + 6 + MOST_GROUPS + SPLIT_TOKENS / CENTRE_TOKENS;
-  int64_t tile = int64_t(TILE_TOKENS) * std::max(padded_dim, padded_value_dim);  // gathered or decoded
+  int64_t tile = int64_t(TILE_TOKENS) * std::max(padded_dim, padded_value_dim);  // gathered, decoded or put in order
   return round_up(int(rows * row + tile), PADDED_DIMS);
 }
 

@@ -26,14 +26,15 @@ INLINE void split_levels(const int32_t* levels, int dim, uint8_t* to) {
 template <Codec C>
 INLINE float prepare_words(const Task& t, float* x, int dim, int32_t* words, int32_t* excess) {
   float scale = t.call.scale;
-  if (t.in_registers && in_integers<C>) {
+  if (!t.in_registers) return prepare_query<C>(x, dim, query_parts(t), scale, words, excess);
+  if constexpr (in_integers<C>) {
     alignas(64) int32_t levels[MAX_DIM];
     scale *= to_levels(x, dim, levels);
     split_levels<C>(levels, dim, reinterpret_cast<uint8_t*>(words));
     return scale;
   }
-  for (int d = 0; t.in_registers && d < dim; ++d) x[d] *= scale;
-  return prepare_query<C>(x, dim, query_parts(t), t.in_registers ? 1.0f : scale, words, excess);
+  for (int d = 0; d < dim; ++d) x[d] *= scale;
+  return prepare_query<C>(x, dim, QUERY_PARTS, 1, words, excess);
 }
 
 // Words of 32 bits of a query's row.

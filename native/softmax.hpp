@@ -41,17 +41,20 @@ void soften(const Task& t, const Scratch& s) {
   for (int row = 0; row < t.rows; ++row) {
     float* scores = s.scores + row * TILE_TOKENS;
     F total = {}, from = set1(s.m[row]);
-    for (int i = 0; in_halves && i < TILE_TOKENS; i += 2 * LANES) {
-      F first = weight_of(load<F>(scores + i) - from), second = weight_of(load<F>(scores + i + LANES) - from);
-      I halves = to_halves(first, second);
-      store(reinterpret_cast<uint8_t*>(scores) + 2 * i, halves);
-      total = add_bf16_pairs(total, halves, all(0x3f803f80));  // times one
-    }
-    for (int i = 0; !in_halves && i < TILE_TOKENS; i += LANES) {
-      F weight = weight_of(load<F>(scores + i) - from);
-      if (rounded) weight = (F)(((I)weight + 0x7fff + ((I)weight >> 16 & 1)) & (int32_t)0xffff0000);
-      store(scores + i, weight);
-      total += weight;
+    if (in_halves) {
+      for (int i = 0; i < TILE_TOKENS; i += 2 * LANES) {
+        F first = weight_of(load<F>(scores + i) - from), second = weight_of(load<F>(scores + i + LANES) - from);
+        I halves = to_halves(first, second);
+        store(reinterpret_cast<uint8_t*>(scores) + 2 * i, halves);
+        total = add_bf16_pairs(total, halves, all(0x3f803f80));  // times one
+      }
+    } else {
+      for (int i = 0; i < TILE_TOKENS; i += LANES) {
+        F weight = weight_of(load<F>(scores + i) - from);
+        if (rounded) weight = (F)(((I)weight + 0x7fff + ((I)weight >> 16 & 1)) & (int32_t)0xffff0000);
+        store(scores + i, weight);
+        total += weight;
+      }
     }
     s.l[row] += sum(total);
   }
@@ -61,4 +64,32 @@ void cap(float* scores, float softcap) {
   F most = set1(softcap);
   for (int i = 0; i < TILE_TOKENS; i += LANES)
     store(scores + i, most * tanh(load<F>(scores + i) / most));
+}
+
+// A tile of chosen blocks: each 16 tokens of a block have a centre of their own.
+void centre_chosen(const Task& t, const Scratch& s, int tile, Span span) {
+  const Sequences& seqs = t.seqs();
+  for (int i = span.start; i < span.stop;) {
+    int block = (tile + i) / seqs.block_tokens, token = (tile + i) % seqs.block_tokens;
+    int position = seqs.block_starts[t.entry.sequence * seqs.max_blocks + block] + token;
+    int n = CENTRE_TOKENS - position % CENTRE_TOKENS;
+    n = seqs.block_tokens - token < n ? seqs.block_tokens - token : n;
+    n = span.stop - i < n ? span.stop - i : n;
+    for (int row = 0; row < t.rows; ++row)
+      add_chosen_centre(*t.call.keys, position, s.factors + row * t.shape().padded_dim, n, s.scores + row * TILE_TOKENS + i);
+    i += n;
+  }
+}
+
+// Scores become weights: with centres and caps, of what rows see.
+void weigh(const Task& t, const Scratch& s, int tile, Span span) {
+  bool centred = t.call.keys->centre.mean, chosen = t.seqs().block_starts;
+  if (centred && chosen) centre_chosen(t, s, tile, span);
+  for (int row = 0; row < t.rows; ++row) {
+    const float* centres = s.centres + row * SPLIT_CENTRES + tile % SPLIT_TOKENS / TILE_TOKENS * TILE_CENTRES;
+    if (centred && !chosen) add_centres(centres, span, s.scores + row * TILE_TOKENS);
+    if (t.call.softcap != 0) cap(s.scores + row * TILE_TOKENS, t.call.softcap);
+    hide(s.scores + row * TILE_TOKENS, t.sight(row, tile), span);
+  }
+  soften(t, s);
 }

@@ -224,7 +224,8 @@ struct Product {
 
 struct Isa {
   const char* name;
-  bool rounds_rows;  // to bf16, for products with bf16
+  bool rounds_rows;    // to bf16, for products with bf16
+  int panels_at_once;  // of many rows
   bool (*runs)();
   void (*attend)(const Attend&, int entry, float* scratch);
   void (*write)(const Write&, int token_start, int token_stop);

@@ -40,12 +40,15 @@ for turn in range({turns}):
     whole = [d for d in dims if d % 64 == 0]  # fill registers of matrices
     dims = draw.choice((dims, whole))
     case = suite.Case(codec, draw.choice(suite.RESIDENCIES), draw.choice(suite.HEADS + ((7, 1),)),
-                      draw.choice(dims), draw.choice((1, 3, 16, 17)), draw.choice((0.0, 3.0)),
+                      draw.choice(dims), draw.choice((1, 3, 8, 16, 17)), draw.choice((0.0, 3.0)),
                       value_dim=draw.choice(dims[:-1] or dims))
+    if draw.random() < 0.3:
+        heads = draw.choice(((6, 1), (40, 1)))
+        case = suite.replace(case, heads=heads, rope_dim=draw.choice((32, 64)), value_dim=None)
     lengths = []
     for _ in range(draw.randint(1, 4)):
         context = draw.choice((draw.randint(1, 300), draw.randint(1, 2300)))
-        lengths.append((context, draw.choice((1, min(context, draw.randint(0, 60))))))
+        lengths.append((context, draw.choice((1, min(context, draw.randint(0, 150))))))
     print(turn, isas[turn % len(isas)], case, lengths, flush=True)
     suite.check("native", case, lengths, layers=[0])
 
@@ -58,7 +61,7 @@ for turn in range({decoders}):
 from unit import test_native_linear as linear
 for turn in range({turns}):
     isa, element = isas[turn % len(isas)], draw.choice(linear.ELEMENTS)
-    outputs, inputs, n_rows = draw.randint(1, 150), draw.randint(1, 600), draw.randint(1, 40)
+    outputs, inputs, n_rows = draw.randint(1, 150), draw.randint(1, 600), draw.choice((draw.randint(1, 40), draw.randint(90, 200)))
     print(turn, isa, element, outputs, inputs, n_rows, flush=True)
     bias = linear.random(outputs) if draw.random() < 0.5 else None
     matrix = linear.Packed.of(element, linear.random(outputs, inputs), bias)
