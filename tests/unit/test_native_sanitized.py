@@ -61,7 +61,8 @@ for turn in range({decoders}):
 from unit import test_native_linear as linear
 for turn in range({turns}):
     isa, element = isas[turn % len(isas)], draw.choice(linear.ELEMENTS)
-    outputs, inputs, n_rows = draw.randint(1, 150), draw.randint(1, 600), draw.choice((draw.randint(1, 40), draw.randint(90, 200)))
+    outputs, inputs = draw.randint(1, 150), draw.randint(1, 600)
+    n_rows = draw.choice((draw.randint(1, 40), draw.randint(90, 200)))
     print(turn, isa, element, outputs, inputs, n_rows, flush=True)
     bias = linear.random(outputs) if draw.random() < 0.5 else None
     matrix = linear.Packed.of(element, linear.random(outputs, inputs), bias)
@@ -70,6 +71,8 @@ for turn in range({turns}):
     result = linear.multiply(isa, rows, matrix, threads=draw.choice((1, 2)))
     allowed = linear.bound(isa, element, rows, matrix) + 2**-23 * expected.abs()
     assert ((result - expected).abs() <= allowed).all()
+    if isa == "amx":  # sums in the order that is written out
+        assert torch.equal(result, linear.multiply("wide_amx", rows, matrix))
     linear.multiply(isa, rows, matrix, matrix, draw.choice(list(linear.ACTIVATIONS)), result)
 """
 
