@@ -316,12 +316,7 @@ void multiply_element(const Product& p, int row_start, int row_stop, int panel_s
   }
 }
 
-// Where the low bytes of a row's levels begin, in registers.
-INLINE int low_levels(int inputs) { return (inputs + 3) / 4 * 4; }
-
 #if AMX
-constexpr int LEVEL_ROWS = 96;  // that meet the same quads
-
 // bf16 of M x 16 rows by N panels. Inputs beyond the last whole register are met by zeros.
 template <int M, int N>
 void multiply_in_registers(const Product& p, Registers& registers, int row, int n_rows, int panel) {
@@ -362,53 +357,6 @@ void multiply_panels_in_registers(const Product& p, Registers& registers, int ro
   if constexpr (N > 1) multiply_panels_in_registers<M, N / 2>(p, registers, row_start, row_stop, panel, panel_stop);
 }
 
-// Rows of int8 in blocks, segment by segment: quads of its weights are made once for all rows.
-template <int N>
-void multiply_levels_in_registers(const Product& p, Registers& registers, int row, int n_rows, int panel) {
-  constexpr int step_bytes = REGISTER_ROWS * REGISTER_BYTES, segment_steps = SEGMENT / REGISTER_LEVELS;
-  alignas(64) float sums[LEVEL_ROWS][N * PANEL], gates[LEVEL_ROWS][N * PANEL];
-  alignas(64) uint8_t ready[N][segment_steps * step_bytes];
-  int inputs = p.matrix->inputs, n_pairs = (inputs + 1) / 2;
-  int64_t row_bytes = operand_bytes(Element::int8, inputs), of_panel = panel_bytes(Element::int8, inputs);
-  const uint8_t *rows = p.operand + row * row_bytes, *scales = rows + (4 * n_pairs + 63) / 64 * 64;
-  auto add_segment = [&](const Matrix& of, int start, float (*to)[N * PANEL]) {
-    int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs;
-    int n_steps = (stop - start + REGISTER_LEVELS - 1) / REGISTER_LEVELS;
-    const uint8_t* b[N];
-    for (int n = 0; n < N; ++n) {
-      const uint8_t* pairs = of.panels + (panel + n) * of_panel + start * PANEL;
-      __builtin_memset(ready[n] + (n_steps - 1) * step_bytes, 0, step_bytes);
-      for (int pair = 0; pair < (stop - start + 1) / 2; pair += 2, pairs += 4 * PANEL)
-        store(ready[n] + pair / 2 * REGISTER_BYTES,
-              quads(pairs, start / 2 + pair + 1 < n_pairs ? pairs + 2 * PANEL : ZEROS));
-      b[n] = ready[n];
-    }
-    for (int r = 0; r < n_rows; r += REGISTER_ROWS)
-      sum_levels_in_registers<N>(registers, n_rows - r < REGISTER_ROWS ? n_rows - r : REGISTER_ROWS,
-                                 rows + r * row_bytes + start, row_bytes, low_levels(inputs), b, n_steps,
-                                 [&](int i, int n, F sum) {
-                                   float* at = to[r + i] + n * PANEL;
-                                   float scale = load<float>(scales + (r + i) * row_bytes + start / SEGMENT * 4);
-                                   store(at, fma(sum, set1(scale), start ? load<F>(at) : F{}));
-                                 });
-  };
-  for (int start = 0; start < inputs; start += SEGMENT) {
-    add_segment(*p.matrix, start, sums);
-    if (p.gate) add_segment(*p.gate, start, gates);
-  }
-  finish_tile(p, sums[0], p.gate ? gates[0] : nullptr, row, n_rows, panel, N);
-}
-
-template <>
-void multiply_element<Element::int8>(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
-  Registers registers;
-  for (int row = row_start; row < row_stop; row += LEVEL_ROWS) {
-    int n_rows = row_stop - row < LEVEL_ROWS ? row_stop - row : LEVEL_ROWS, panel = panel_start;
-    for (; panel + 2 <= panel_stop; panel += 2) multiply_levels_in_registers<2>(p, registers, row, n_rows, panel);
-    if (panel < panel_stop) multiply_levels_in_registers<1>(p, registers, row, n_rows, panel);
-  }
-}
-
 template <>
 void multiply_element<Element::bf16>(const Product& p, int row_start, int row_stop, int panel_start, int panel_stop) {
   Registers registers;
@@ -434,14 +382,10 @@ void prepare_levels(const float* row, int inputs, uint8_t* to) {
   for (int start = 0; start < inputs; start += SEGMENT, scales += 4) {
     int stop = start + SEGMENT < inputs ? start + SEGMENT : inputs;
     float scale = largest_magnitude(row + start, stop - start) / 32767.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    for (int i = start; i < stop; ++i) {
-      int16_t one = int16_t(level(row[i] * inverse, -32767, 32767));
-      if constexpr (AMX) to[i] = uint8_t(one >> 8), to[low_levels(inputs) + i] = uint8_t(one);
-      else store(to + 2 * i, one);
-    }
+    for (int i = start; i < stop; ++i) store(to + 2 * i, int16_t(level(row[i] * inverse, -32767, 32767)));
     store(scales, finite(scale) ? scale : __builtin_nanf(""));
   }
-  if (!AMX && inputs % 2) store(to + 2 * inputs, int16_t(0));
+  if (inputs % 2) store(to + 2 * inputs, int16_t(0));
 }
 
 void prepare(const float* row, int inputs, Element element, uint8_t* to) {

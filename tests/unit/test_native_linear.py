@@ -179,19 +179,6 @@ def test_int8_with_15_bit_inputs_is_int8_with_exact_inputs(isa: str) -> None:
     assert ((multiply(isa, rows, matrix) - expected).abs() / norms).max() < 1e-4
 
 
-def test_levels_are_summed_exactly_in_registers_of_matrices_too() -> None:
-    pairs = (("avx512_bf16", "amx"), ("wide_bf16", "wide_amx"))
-    here = [pair for pair in pairs if set(pair) <= set(ISAS)]
-    if not here:
-        pytest.skip("no instruction set with registers of matrices")
-    for outputs, inputs in (*SHAPES, (80, 1536)):
-        matrix = Packed.of("int8", random(outputs, inputs, seed=1))
-        for vnni, amx in here:
-            for n_rows in (1, 15, 33, 100):
-                rows = random(n_rows, inputs, seed=n_rows)
-                assert torch.equal(multiply(vnni, rows, matrix), multiply(amx, rows, matrix))
-
-
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_an_element_is_the_same_bits_in_any_company(element: str, isa: str) -> None:
