@@ -18,6 +18,14 @@ INLINE bool fills_registers(const Plane& p) {
   return (p.codec == Codec::int8 || p.codec == Codec::int4) && p.dim % REGISTER_LEVELS == 0;
 }
 
+// Whether a task does, of so many rows. Sums of levels are the same without, and few rows then faster.
+INLINE bool use_registers(const Attend& call, int rows) {
+  bool fill = true, levels = true;
+  for (const Plane* p : {call.keys, call.values, call.rope ? call.rope : call.keys})
+    fill &= fills_registers(*p), levels &= p->codec != Codec::bf16;
+  return fill && !(levels && rows <= REGISTER_ROWS);
+}
+
 // C is registers 0 to 3, A 4 and 5, B 6 and 7. In assembly, since the compiler's own functions take
 // literal numbers and tell it neither what they read of memory nor what they write.
 class Registers {

@@ -265,9 +265,8 @@ void attend_part(Task& t, const Visible& visible, Ahead* ahead) {
 void attend_task(const Attend& call, int entry_index, float* memory) {
   const Entry& entry = call.entries[entry_index];
   Registers registers;
-  bool in_registers = fills_registers(*call.keys) && fills_registers(*call.values);
-  in_registers &= !call.rope || fills_registers(*call.rope);
-  Task t{call, entry, entry.n_tokens * call.shape.shared, memory, &registers, in_registers};
+  int rows = entry.n_tokens * call.shape.shared;
+  Task t{call, entry, rows, memory, &registers, use_registers(call, rows)};
   Visible visible(t);
   bool whole = entry.join < 0;
   int last = t.position(t.rows - 1) / SPLIT_TOKENS;
