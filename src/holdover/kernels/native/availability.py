@@ -74,7 +74,7 @@ def chosen_isa(native: ModuleType) -> str:
     """The best instruction set that was built and that this CPU has, or the one asked for."""
     names: list[str] = native.isas()
     asked = os.environ.get(ISA_VARIABLE)
-    if asked is None:
+    if not asked:
         return names[-1]
     if asked not in names:
         raise ConfigError(ISA_VARIABLE, f"{asked!r} does not run here; use {', '.join(names)}")
