@@ -210,23 +210,3 @@ INLINE void sum_levels_in_registers(Registers& registers, int n_rows, const uint
       use(r, n, to_float((I)((high << 8) + low)));
     }
 }
-
-#if AMX
-typedef uint8_t Bytes __attribute__((vector_size(64)));
-typedef uint8_t HalfBytes __attribute__((vector_size(32)));
-
-// Quads of 16 columns from two rows of pairs of bytes.
-INLINE Bytes quads(const uint8_t* pairs, const uint8_t* next) {
-  HalfBytes a = load<HalfBytes>(pairs), b = load<HalfBytes>(next);
-  return [&]<int... I>(std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (I / 2 % 2 * 32 + I / 4 * 2 + I % 2)...);
-  }(std::make_integer_sequence<int, 64>{});
-}
-
-// Of each 32 bits the lowest byte, and behind all of them the next.
-INLINE Bytes low_bytes(Bytes a, Bytes b) {
-  return [&]<int... I>(std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (I % 32 * 4 + I / 32)...);
-  }(std::make_integer_sequence<int, 64>{});
-}
-#endif

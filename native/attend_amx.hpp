@@ -30,6 +30,17 @@ INLINE void with_units(Codec codec, Use use) {
 
 // ---- keys ---------------------------------------------------------------------------------------
 
+typedef uint8_t Bytes __attribute__((vector_size(64)));
+typedef uint8_t HalfBytes __attribute__((vector_size(32)));
+
+// Quads of 16 columns from two rows of pairs of bytes.
+INLINE Bytes quads(const uint8_t* pairs, const uint8_t* next) {
+  HalfBytes a = load<HalfBytes>(pairs), b = load<HalfBytes>(next);
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I / 2 % 2 * 32 + I / 4 * 2 + I % 2)...);
+  }(std::make_integer_sequence<int, 64>{});
+}
+
 // int4's levels as their values.
 INLINE Bytes int4_values(Bytes levels) {
 #if defined(__AVX512BW__)
@@ -163,6 +174,13 @@ INLINE void find_rows(const Runs& runs, const Plane& p, int head, const uint8_t*
     const uint8_t* at = row_at(p, block, head, token).data;
     for (int stop = i + n; i < stop; ++i, at += p.data.token_stride) rows[i] = at;
   });
+}
+
+// Of each 32 bits the lowest byte, and behind all of them the next.
+INLINE Bytes low_bytes(Bytes a, Bytes b) {
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I % 32 * 4 + I / 32)...);
+  }(std::make_integer_sequence<int, 64>{});
 }
 
 // Bytes of two vectors in turn, `UNIT` of each, of each 16 bytes the first or the last 8.

@@ -11,20 +11,33 @@ often.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
 ENOUGH_TOKENS = 128  # in one step: more are computed at nearly the same rate
 
 
-class Budget:
+class Pending(Protocol):
+    @property
+    def n_pending(self) -> int: ...
+
+
+Asker = TypeVar("Asker", bound=Pending)
+
+
+class StepBudget:
     """What is left of one step; asked for oldest first, by who runs and then by who enters."""
 
     def __init__(self, n_tokens: int) -> None:
         self.n_left = n_tokens
         self._n_taken = 0  # by prompts, and by who enters with a single token
 
-    def share(self, pending: list[int]) -> list[int]:
-        """How many of their pending tokens those who run get."""
+    def share(self, running: Sequence[Asker]) -> list[tuple[Asker, int]]:
+        """Those who run and get some of their pending tokens, and how many."""
+        pending = [asker.n_pending for asker in running]
         self.n_left -= pending.count(1)
-        return [1 if n_pending == 1 else self.take(n_pending) for n_pending in pending]
+        shares = [1 if n_pending == 1 else self.take(n_pending) for n_pending in pending]
+        return [(asker, n) for asker, n in zip(running, shares, strict=True) if n]
 
     def take(self, n_pending: int) -> int:
         """How many of its pending tokens one sequence gets, which may be none."""

@@ -27,7 +27,7 @@ from holdover.cache.explain import Reuse
 from holdover.cache.lifting import Lift
 from holdover.cache.manager import CacheManager
 from holdover.cache.sequence import SequenceCache
-from holdover.engine.budget import Budget
+from holdover.engine.budget import StepBudget
 from holdover.engine.sequence import Sequence, State
 from holdover.spec.limits import Limits
 
@@ -136,8 +136,8 @@ class Scheduler:
         self._manager.poll()
         self._land()
         n_parked = self.parked_total
-        budget = Budget(self._limits.step_tokens)
-        work = self._reserve(self._share(budget))
+        budget = StepBudget(self._limits.step_tokens)
+        work = self._reserve(budget.share(self.running))
         known: list[tuple[Sequence, HiddenStates]] = []
         if self.parked_total == n_parked:
             self._let_in(work, known, budget)
@@ -153,11 +153,6 @@ class Scheduler:
             if sequence.state is not State.FINISHED:
                 assert sequence.cache is not None
                 self._manager.commit(sequence.cache, token_ids[start:stop])
-
-    def _share(self, budget: Budget) -> list[tuple[Sequence, int]]:
-        """Tokens for each running sequence that gets some."""
-        shares = budget.share([sequence.n_pending for sequence in self.running])
-        return [(s, n) for s, n in zip(self.running, shares, strict=True) if n]
 
     def _reserve(self, wanted: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """The part of `wanted` that finds room, at the cost of the youngest where there is none."""
@@ -198,7 +193,7 @@ class Scheduler:
         self,
         work: list[tuple[Sequence, int]],
         known: list[tuple[Sequence, HiddenStates]],
-        budget: Budget,
+        budget: StepBudget,
     ) -> None:
         """Add parked and waiting sequences to the step's work while budget and room last, or to
         those whose prompt's end is known: they go on as if parked with an answer begun."""
@@ -228,7 +223,7 @@ class Scheduler:
             else:
                 known.append((sequence, end))
 
-    def _admit(self, sequence: Sequence, budget: Budget) -> int | None:
+    def _admit(self, sequence: Sequence, budget: StepBudget) -> int | None:
         """As `enter`; counts who is let in."""
         is_new = sequence.cached_tokens is None
         alone = not (self.running or self.loading)
@@ -253,7 +248,7 @@ class Scheduler:
 
 
 def enter(
-    manager: CacheManager, limits: Limits, sequence: Entrant, budget: Budget, alone: bool
+    manager: CacheManager, limits: Limits, sequence: Entrant, budget: StepBudget, alone: bool
 ) -> int | None:
     """Give a sequence its cache; returns its tokens in this step. It does not enter where these
     are 0, nor with None: there is no room, or a lift was begun for it.

@@ -19,7 +19,7 @@ from operator import attrgetter
 from holdover.cache.costs import MEASURED_TOKENS
 from holdover.cache.manager import CacheManager
 from holdover.cache.mover import REFUSED_REST_S, Mover
-from holdover.engine.budget import Budget
+from holdover.engine.budget import StepBudget
 from holdover.engine.scheduler import enter
 from holdover.engine.sequence import State
 from holdover.simulate.agenda import Agenda
@@ -141,8 +141,9 @@ class Replay:
         self._manager.poll()
         self._land()
         n_parked = self.parked_total
-        budget = Budget(self._limits.step_tokens)
-        work = self._reserve(self._share(budget))
+        n_decoding = len(self._running) - len(self._prompting)
+        budget = StepBudget(self._limits.step_tokens - n_decoding)
+        work = self._reserve(budget.share(self._prompting))
         n_before = len(self._running)
         has_parked = self.parked_total > n_parked
         if not has_parked:
@@ -168,12 +169,6 @@ class Replay:
         self._manager.observe(n_decoding + n_prompt_tokens, one_s)
         self._end_step(work, n_uncommitted)
 
-    def _share(self, budget: Budget) -> list[tuple[Served, int]]:
-        """Prompt tokens for each running sequence that gets some."""
-        budget.n_left -= len(self._running) - len(self._prompting)
-        shares = budget.share([served.n_pending for served in self._prompting])
-        return [(s, n) for s, n in zip(self._prompting, shares, strict=True) if n]
-
     def _reserve(self, wanted: list[tuple[Served, int]]) -> list[tuple[Served, int]]:
         """The part of `wanted` that finds room beside the next blocks of those who decode."""
         due = [(served, 0) for served in self._dues.take(self._steps)]
@@ -197,7 +192,7 @@ class Replay:
                 self._await_block(served)
         return work
 
-    def _let_in(self, work: list[tuple[Served, int]], budget: Budget) -> None:
+    def _let_in(self, work: list[tuple[Served, int]], budget: StepBudget) -> None:
         """As the scheduler does, parked ones first."""
         if self._entrance_closed and self._running and self._steps % self._block_tokens:
             return

@@ -12,7 +12,7 @@ from holdover.cache.ends import PromptEnds
 from holdover.cache.manager import CacheManager
 from holdover.codecs.base import uniform
 from holdover.engine.api import SamplingParams
-from holdover.engine.budget import ENOUGH_TOKENS, Budget
+from holdover.engine.budget import ENOUGH_TOKENS, StepBudget
 from holdover.engine.scheduler import Scheduler
 from holdover.engine.sequence import Sequence
 from holdover.spec.ends import EndLayout
@@ -156,7 +156,7 @@ def test_an_entrance_put_off_is_not_one_that_found_no_room() -> None:
 )
 def test_steps_are_full_or_short_for_a_first_token(pending: list[int], step_tokens: int) -> None:
     while pending:
-        budget = Budget(step_tokens)
+        budget = StepBudget(step_tokens)
         shares = [budget.take(n) for n in pending]
         total = sum(shares)
         assert shares[0] > 0, "the oldest did not advance"
